@@ -1,0 +1,70 @@
+"""What one engine step does and what came of it: the frozen types between scheduler and runner.
+
+The scheduler plans with *counts* of tokens; the runner owns the values. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenmill.core.request import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """Where one sequence's rows of one cache group live.
+
+    Logical block i of the sequence is `block_ids[i - first_block]`; blocks before `first_block` are freed
+    (window groups). The tuple covers every position the step reads or writes.
+    """
+
+    first_block: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """One sequence's part of a step: positions [num_computed_tokens, + num_scheduled_tokens).
+
+    num_draft_tokens   how many of the scheduled tokens are drafts whose fate `commit` decides (the last ones)
+    is_sampling        the last row is the end of the sequence: draw the next token from it
+    block_tables       by cache group name
+    """
+
+    request_id: str
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    is_sampling: bool
+    block_tables: dict[str, BlockTable]
+    num_draft_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    step_id: int
+    sequences: tuple[SequencePlan, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.num_scheduled_tokens for s in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """Tokens drawn for one sequence (empty while its prompt is not finished).
+
+    num_accepted_tokens   of the scheduled tokens, how many stay (all, unless drafts were rejected)
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    num_accepted_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`sequences` in the order of the plan."""
+
+    sequences: tuple[SequenceResult, ...]

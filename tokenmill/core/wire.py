@@ -1,0 +1,102 @@
+"""Messages between frontend, workers and supervisor: msgpack frames over ZeroMQ, one tagged union per direction.
+
+Sockets live in operations; here are only the types and their encoding.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenmill.core.model_card import ModelCard
+from tokenmill.core.request import Request, TokenDelta
+
+
+class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's state after a step; counts are of now, `*_total` since the worker's start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0  # share of KV bytes in use by running sequences, 0..1
+    num_preemptions_total: int = 0
+    prefix_queries_total: int = 0  # prompt tokens looked up
+    prefix_hits_total: int = 0  # prompt tokens served from the prefix cache
+    prompt_tokens_total: int = 0  # prompt tokens computed
+    generation_tokens_total: int = 0
+    steps_total: int = 0
+
+
+# -- frontend -> worker --
+
+
+class Generate(msgspec.Struct, frozen=True, tag="generate"):
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Finish what runs, take nothing new, then say Goodbye and exit."""
+
+
+ToWorker = Generate | Abort | Drain
+
+
+# -- worker or supervisor -> frontend --
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
+    """First message of a worker's life and its answer to a lost connection.
+
+    incarnation    counts restarts of the same worker_id
+    started_s      host-monotonic second at which the process started (its bill begins there)
+    """
+
+    worker_id: str
+    incarnation: int
+    pid: int
+    started_s: float
+    card: ModelCard
+
+
+class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
+    """One per step (or per half second when idle): every new token of this frontend's requests, and the time.
+
+    busy_s + idle_s tile the time from the previous frame's `until_s` to this one's. Both are *measured*:
+    idle_s is time spent in the wait for work, startup_s (first frame only) time until the worker was ready.
+    The `seconds` of the deltas plus `unattributed_s` sum to busy_s.
+    """
+
+    worker_id: str
+    incarnation: int
+    until_s: float
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    startup_s: float = 0.0
+    unattributed_s: float = 0.0
+    joules: float | None = None
+    deltas: tuple[TokenDelta, ...] = ()
+    stats: WorkerStats = WorkerStats()
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", kw_only=True):
+    worker_id: str
+    incarnation: int
+
+
+class WorkerExited(msgspec.Struct, frozen=True, tag="exited", kw_only=True):
+    """The supervisor saw the process end; everything it had not reported is lost."""
+
+    worker_id: str
+    incarnation: int
+    exit_code: int
+    at_s: float
+    will_restart: bool
+
+
+ToFrontend = Hello | StepFrame | Goodbye | WorkerExited
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_to_frontend = msgspec.msgpack.Decoder(ToFrontend).decode

@@ -1,0 +1,38 @@
+"""Settings of one engine. `auto` values (None) are resolved at load, against the model and the machine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tokenmill.core.config import FrozenConfig
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+class EngineConfig(FrozenConfig):
+    """
+    dtype                   weights and activations; auto: bfloat16, or float32 when deterministic
+    max_model_len           None: the model's own limit
+    max_num_seqs            most sequences in one step
+    max_num_batched_tokens  token budget of one step
+    block_size              source tokens per logical block; None: the model's choice (Llama 16, V4 128)
+    kv_cache_memory_bytes   None: 40 % of free memory, at most 4 GiB, at most what max_num_seqs full contexts need
+    enable_prefix_caching   reuse KV blocks of equal prefixes
+    enable_chunked_prefill  off: a prompt is computed in one step or waits
+    deterministic           reference kernels: same seed, same text, whatever else is in the batch
+    num_threads             None: cores of the machine divided by workers
+    """
+
+    dtype: Dtype = "auto"
+    max_model_len: int | None = Field(default=None, ge=2)
+    max_num_seqs: int = Field(default=64, ge=1)
+    max_num_batched_tokens: int = Field(default=512, ge=1)
+    block_size: int | None = Field(default=None, ge=1)
+    kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    deterministic: bool = False
+    hash_algorithm: Literal["xxh3", "sha256"] = "xxh3"
+    num_threads: int | None = Field(default=None, ge=1)
