@@ -26,9 +26,10 @@ class CacheGroup:
 
     name              unique within the model; key of every per-group map
     bytes_per_block   storage of one logical block, all layers of the group together
-    window_tokens     None: a sequence needs all its blocks for ever. w: to compute the token at position t only
+    window_tokens     None: a sequence needs all its blocks for ever. w: to compute the token at position t, only
                       positions t-w .. t-1 are needed, so older blocks are freed as the sequence moves on.
-                      A state "as of the last token of the block" is a window of 1.
+                      A state "as of the last computed token of the block" is a window of 1; a state that starts
+                      afresh at every block boundary is a window of 0 (nothing is needed for a hit)
     lookahead_tokens  rows at a block's end depend on this many later tokens (MTP: 1); such a block may serve a
                       hit only when those tokens are equal too
     is_required       False: a hit may be served although this group's blocks are gone (draft caches)

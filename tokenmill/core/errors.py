@@ -99,6 +99,10 @@ class CheckpointError(SetupError):
     code = "checkpoint_error"
 
 
+class DownloadError(SetupError):
+    code = "download_error"
+
+
 class ResourceError(SetupError):
     code = "resource_error"
 

@@ -15,6 +15,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size          rows of the output head
     block_size          source tokens per logical block
     weights_version     root of the cache keys (core/kv_hashes)
+    hash_algorithm      of the cache keys
     tokenizer_path      folder or file from which text/ loads the tokenizer; None: token-id prompts only
     tokenizer_digest    digest of that tokenizer's content
     eos_token_ids       ids that end a text
@@ -31,6 +32,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     block_size: int
     weights_version: str
+    hash_algorithm: str = "xxh3"
     tokenizer_path: str | None = None
     tokenizer_digest: str | None = None
     eos_token_ids: tuple[int, ...] = ()

@@ -54,6 +54,7 @@ class SequenceResult:
     """Tokens drawn for one sequence (empty while its prompt is not finished).
 
     num_accepted_tokens   of the scheduled tokens, how many stay (all, unless drafts were rejected)
+    error                 the row cannot be sampled (non-finite logits); the request ends, the others go on
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class SequenceResult:
     num_accepted_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,145 @@
+"""One engine: step = schedule, run, update. The same class serves offline, in a worker and in the twin."""
+
+from __future__ import annotations
+
+from tokenmill.core.clock import Clock
+from tokenmill.core.errors import BadRequestError, CapabilityError
+from tokenmill.core.kv_hashes import BlockHasher
+from tokenmill.core.model_card import ModelCard
+from tokenmill.core.request import FinishReason, Request, TokenDelta, check_prompt
+from tokenmill.core.step import SequenceResult, StepPlan
+from tokenmill.core.wire import WorkerStats
+from tokenmill.cost.shares import split_step
+from tokenmill.engine.runners.base import Runner
+from tokenmill.engine.scheduler import Scheduler
+from tokenmill.engine.sequence import Sequence
+
+
+class Engine:
+    """Not thread-safe: one loop owns it. `clock` measures the seconds that requests are charged."""
+
+    def __init__(self, card: ModelCard, scheduler: Scheduler, runner: Runner, clock: Clock) -> None:
+        self.card = card
+        self._scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._num_added = 0
+
+    # -- requests --
+
+    def add(self, request: Request) -> None:
+        """Queue a request, or raise a typed error that says why it can never be served here."""
+        if self._scheduler.get(request.request_id) is not None:
+            raise BadRequestError(f"request id {request.request_id!r} is in use: choose another", param="request_id")
+        request.sampling.check(self.card.vocab_size)
+        if request.sampling.n != 1:
+            raise CapabilityError("an engine takes one choice per request: expand n at the door", param="n")
+        self._check_token_ids(request)
+        max_tokens = check_prompt(
+            len(request.prompt_token_ids),
+            request.sampling.max_tokens,
+            self.card.max_model_len,
+            self.card.kv_capacity_tokens,
+        )
+        sequence = Sequence(
+            request=request,
+            max_tokens=max_tokens,
+            arrival_order=self._num_added,
+            token_ids=list(request.prompt_token_ids),
+            block_hashes=list(request.block_hashes),
+        )
+        self._num_added += 1
+        self._runner.add(request)
+        self._scheduler.add(sequence, self._hasher(request))
+
+    def _check_token_ids(self, request: Request) -> None:
+        ids = request.prompt_token_ids
+        if ids and not (min(ids) >= 0 and max(ids) < self.card.vocab_size):
+            bad = next(i for i in ids if not 0 <= i < self.card.vocab_size)
+            raise BadRequestError(
+                f"the prompt holds token id {bad}; the model knows 0 to {self.card.vocab_size - 1}", param="prompt"
+            )
+
+    def _hasher(self, request: Request) -> BlockHasher:
+        return BlockHasher(
+            self.card.block_size,
+            self.card.weights_version,
+            salt=request.cache_salt,
+            algorithm=self.card.hash_algorithm,
+        )
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request and free its blocks at once; False when it is not here (it may just have finished)."""
+        if self._scheduler.abort(request_id) is None:
+            return False
+        self._runner.remove(request_id)
+        return True
+
+    def has_work(self) -> bool:
+        return self._scheduler.num_running + self._scheduler.num_waiting > 0
+
+    # -- the step --
+
+    def step(self) -> list[TokenDelta]:
+        """Run one step; one delta per sequence in it, the step's seconds split over them. [] when idle."""
+        start_s = self._clock.now()
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return []
+        result = self._runner.run(plan)
+        sequences = self._scheduler.update(plan, result)
+        for sequence in sequences:
+            if sequence.finish_reason is not None:
+                self._runner.remove(sequence.request_id)
+        shares = self._shares(plan, self._clock.now() - start_s)
+        return [
+            _delta(sequence, got, share)
+            for sequence, got, share in zip(sequences, result.sequences, shares, strict=True)
+        ]
+
+    def _shares(self, plan: StepPlan, seconds: float) -> list[float]:
+        return split_step(seconds, [s.num_scheduled_tokens for s in plan.sequences])
+
+    # -- views --
+
+    def stats(self) -> WorkerStats:
+        counters = self._scheduler.counters
+        return WorkerStats(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            kv_usage=self._scheduler.kv.usage,
+            num_preemptions_total=counters.num_preemptions,
+            prefix_queries_total=counters.prefix_queries,
+            prefix_hits_total=counters.prefix_hits,
+            prompt_tokens_total=counters.prompt_tokens,
+            generation_tokens_total=counters.generation_tokens,
+            steps_total=counters.steps,
+        )
+
+    def clear_cache(self) -> None:
+        """Forget the prefix cache (running sequences keep their blocks)."""
+        self._scheduler.kv.clear_cache()
+
+    def check_integrity(self) -> None:
+        """Assert that no block is lost or double-booked; cheap enough to run whenever idle."""
+        self._scheduler.check_integrity()
+
+    def memory_report(self) -> dict[str, int]:
+        return self._runner.memory_report()
+
+
+def _delta(sequence: Sequence, got: SequenceResult, seconds: float) -> TokenDelta:
+    error = None if got.error is None else ("internal_error", got.error)
+    is_first = sequence.pending_first
+    sequence.pending_first = False
+    return TokenDelta(
+        request_id=sequence.request_id,
+        token_ids=got.token_ids,
+        logprobs=got.logprobs,
+        prompt_logprobs=got.prompt_logprobs,
+        finish_reason=FinishReason.ERROR if error else sequence.finish_reason,
+        stop_token_id=sequence.stop_token_id,
+        num_cached_tokens=sequence.num_cached_tokens if is_first else None,
+        seconds=seconds,
+        error=error,
+    )

@@ -1,0 +1,178 @@
+"""Which sequence uses which blocks, over all cache groups of a model: reserve, advance, prefix hits, release.
+
+Consumes only the groups' declarations (core/cache_groups); knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tokenmill.core.cache_groups import CacheGroup
+from tokenmill.core.step import BlockTable
+from tokenmill.engine.kvcache.pool import BlockPool
+
+
+@dataclass(slots=True)
+class _GroupBlocks:
+    """Blocks of one sequence in one group: logical blocks first .. first + len(ids)."""
+
+    first: int = 0
+    ids: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.ids)
+
+
+@dataclass(slots=True)
+class _SequenceBlocks:
+    by_group: dict[str, _GroupBlocks]
+    num_published: int  # logical blocks that were published (or came from the cache)
+
+
+class KVCacheManager:
+    """
+    groups      of the model; at least one has no window
+    num_blocks  physical blocks per group
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        num_blocks: dict[str, int],
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.pools = {g.name: BlockPool(g.name, num_blocks[g.name]) for g in self.groups}
+        self._sequences: dict[str, _SequenceBlocks] = {}
+        self._total_bytes = sum(g.bytes_per_block * num_blocks[g.name] for g in self.groups)
+
+    # -- prefix hits --
+
+    def match(self, block_hashes: Sequence[bytes], max_blocks: int) -> int:
+        """Longest boundary, in blocks, that every required group can serve."""
+        if not self.enable_prefix_caching:
+            return 0
+        num_hit_blocks = min(max_blocks, len(block_hashes))
+        required = [g for g in self.groups if g.is_required]
+        for group in required:
+            if group.window_tokens is None:
+                num_hit_blocks = self._leading_hits(group, block_hashes, num_hit_blocks)
+        windowed = [g for g in required if g.window_tokens is not None]
+        while num_hit_blocks and not all(self._has_boundary(g, block_hashes, num_hit_blocks) for g in windowed):
+            num_hit_blocks -= 1
+        return num_hit_blocks
+
+    def _leading_hits(self, group: CacheGroup, block_hashes: Sequence[bytes], limit: int) -> int:
+        find = self.pools[group.name].find
+        return next((i for i in range(limit) if find(block_hashes[i]) is None), limit)
+
+    def _has_boundary(self, group: CacheGroup, block_hashes: Sequence[bytes], boundary: int) -> bool:
+        find = self.pools[group.name].find
+        return all(find(block_hashes[i]) is not None for i in self._needed_at(group, boundary))
+
+    def _needed_at(self, group: CacheGroup, boundary: int) -> range:
+        return range(group.first_needed_block(boundary * self.block_size, self.block_size), boundary)
+
+    # -- life of a sequence --
+
+    def can_start(self, block_hashes: Sequence[bytes], num_hit_blocks: int, num_tokens: int) -> bool:
+        """Is there room for a new sequence to grow to `num_tokens`, its hits included?"""
+        for group in self.groups:
+            pool = self.pools[group.name]
+            hit_ids = self._hit_blocks(group, block_hashes, num_hit_blocks)
+            pinned = sum(pool.is_cached(block_id) for block_id in hit_ids)
+            new = self._live_blocks(group, num_tokens) - len(hit_ids)
+            if max(new, 0) + pinned > pool.num_available:
+                return False
+        return True
+
+    def _live_blocks(self, group: CacheGroup, num_tokens: int) -> int:
+        """Blocks a sequence of `num_tokens` holds, the block being written included."""
+        return -(-num_tokens // self.block_size) - group.first_needed_block(num_tokens, self.block_size)
+
+    def _hit_blocks(self, group: CacheGroup, block_hashes: Sequence[bytes], num_hit_blocks: int) -> list[int]:
+        """Blocks of this group that a hit takes over; empty when an optional group misses."""
+        found = [self.pools[group.name].find(block_hashes[i]) for i in self._needed_at(group, num_hit_blocks)]
+        present = [block_id for block_id in found if block_id is not None]
+        assert len(present) == len(found) or not group.is_required, f"group {group.name}: hit vanished"
+        return present if len(present) == len(found) else []
+
+    def start(self, request_id: str, block_hashes: Sequence[bytes], num_hit_blocks: int) -> None:
+        """Register a sequence and take over the blocks of its prefix hit."""
+        assert request_id not in self._sequences, f"{request_id} already holds blocks"
+        by_group = {}
+        for group in self.groups:
+            ids = self._hit_blocks(group, block_hashes, num_hit_blocks)
+            for block_id in ids:
+                self.pools[group.name].acquire(block_id)
+            by_group[group.name] = _GroupBlocks(num_hit_blocks - len(ids), ids)
+        self._sequences[request_id] = _SequenceBlocks(by_group, num_published=num_hit_blocks)
+
+    def reserve(self, request_id: str, num_tokens: int) -> bool:
+        """Make blocks cover positions below `num_tokens` in every group, or change nothing and return False."""
+        sequence = self._sequences[request_id]
+        end = -(-num_tokens // self.block_size)
+        missing = {name: end - blocks.end for name, blocks in sequence.by_group.items()}
+        if any(count > self.pools[name].num_available for name, count in missing.items()):
+            return False
+        for name, count in missing.items():
+            if count > 0:
+                sequence.by_group[name].ids.extend(self.pools[name].allocate(count))
+        return True
+
+    def advance(self, request_id: str, num_computed_tokens: int, block_hashes: Sequence[bytes]) -> None:
+        """After a step: publish the blocks that became complete, free those no longer needed."""
+        sequence = self._sequences[request_id]
+        if self.enable_prefix_caching:
+            self._publish(sequence, num_computed_tokens // self.block_size, block_hashes)
+        for group in self.groups:
+            if group.window_tokens is not None:
+                blocks = sequence.by_group[group.name]
+                keep_from = group.first_needed_block(num_computed_tokens, self.block_size)
+                num_dead = max(0, min(keep_from - blocks.first, len(blocks.ids)))
+                self.pools[group.name].release(blocks.ids[:num_dead])
+                del blocks.ids[:num_dead]
+                blocks.first += num_dead
+
+    def _publish(self, sequence: _SequenceBlocks, num_complete: int, block_hashes: Sequence[bytes]) -> None:
+        for index in range(sequence.num_published, num_complete):
+            for group in self.groups:
+                blocks = sequence.by_group[group.name]
+                # A block that no boundary needs (window 0) is not worth keeping.
+                if blocks.first <= index < blocks.end and index in self._needed_at(group, index + 1):
+                    self.pools[group.name].publish(blocks.ids[index - blocks.first], block_hashes[index])
+        sequence.num_published = max(sequence.num_published, num_complete)
+
+    def release(self, request_id: str) -> None:
+        """Let go of everything; published blocks stay cached, the tail of the sequence is evicted first."""
+        for name, blocks in self._sequences.pop(request_id).by_group.items():
+            self.pools[name].release(reversed(blocks.ids))
+
+    # -- views --
+
+    def block_tables(self, request_id: str) -> dict[str, BlockTable]:
+        by_group = self._sequences[request_id].by_group
+        return {name: BlockTable(blocks.first, tuple(blocks.ids)) for name, blocks in by_group.items()}
+
+    @property
+    def usage(self) -> float:
+        """Share of the cache bytes that running sequences hold, 0..1."""
+        active = sum(g.bytes_per_block * self.pools[g.name].num_active for g in self.groups)
+        return active / self._total_bytes
+
+    def clear_cache(self) -> None:
+        for pool in self.pools.values():
+            pool.clear_cache()
+
+    def check_integrity(self) -> None:
+        """Assert that pools are consistent and that references equal what the sequences hold."""
+        for name, pool in self.pools.items():
+            pool.check_integrity()
+            held = {block_id for s in self._sequences.values() for block_id in s.by_group[name].ids}
+            assert len(held) == pool.num_active, f"group {name}: {pool.num_active} active, {len(held)} held"

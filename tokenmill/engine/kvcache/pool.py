@@ -1,0 +1,108 @@
+"""The physical blocks of one cache group: free, active (referenced), or cached (unreferenced, content known).
+
+Only writer of block state. Not responsible for which sequence uses which block (manager.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Reference-counted blocks with a content index and least-recently-used eviction.
+
+    A block's content may be published under a hash once it is complete; a published block whose last reference
+    goes stays findable (cached) until its space is wanted.
+    """
+
+    def __init__(self, name: str, num_blocks: int) -> None:
+        assert num_blocks > 0, f"pool {name} has no blocks"
+        self.name = name
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._num_refs = [0] * num_blocks
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` can give: free ones, then cached ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_active(self) -> int:
+        return self.num_blocks - self.num_available
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block published under `block_hash`, active or cached."""
+        return self._block_of.get(block_hash)
+
+    def is_cached(self, block_id: int) -> bool:
+        """True when the block would be lost to `num_available` by acquiring it."""
+        return block_id in self._cached
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Blocks with one reference each and no published content; the caller checked `num_available`."""
+        assert num_blocks <= self.num_available, f"pool {self.name}: {num_blocks} > {self.num_available}"
+        return [self._take() for _ in range(num_blocks)]
+
+    def _take(self) -> int:
+        if self._free:
+            block_id = self._free.pop()
+        else:
+            block_id, _ = self._cached.popitem(last=False)
+            self._unpublish(block_id)
+        self._num_refs[block_id] = 1
+        return block_id
+
+    def acquire(self, block_id: int) -> None:
+        """One more reference to a published block."""
+        assert self._hash_of[block_id] is not None, f"pool {self.name}: block {block_id} is not published"
+        self._cached.pop(block_id, None)
+        self._num_refs[block_id] += 1
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Drop one reference each, in the order in which the blocks should later be evicted."""
+        for block_id in block_ids:
+            assert self._num_refs[block_id] > 0, f"pool {self.name}: block {block_id} released twice"
+            self._num_refs[block_id] -= 1
+            if self._num_refs[block_id] == 0:
+                if self._hash_of[block_id] is None:
+                    self._free.append(block_id)
+                else:
+                    self._cached[block_id] = None
+
+    def publish(self, block_id: int, block_hash: bytes) -> None:
+        """Make the complete content of an active block findable. The first block of equal content wins."""
+        assert self._num_refs[block_id] > 0, f"pool {self.name}: publishing unreferenced block {block_id}"
+        if self._hash_of[block_id] is None and block_hash not in self._block_of:
+            self._hash_of[block_id] = block_hash
+            self._block_of[block_hash] = block_id
+
+    def _unpublish(self, block_id: int) -> None:
+        block_hash = self._hash_of[block_id]
+        assert block_hash is not None
+        del self._block_of[block_hash]
+        self._hash_of[block_id] = None
+
+    def clear_cache(self) -> None:
+        """Forget all published content; active blocks stay with their sequences."""
+        for block_id in list(self._block_of.values()):
+            self._unpublish(block_id)
+        self._free.extend(self._cached)
+        self._cached.clear()
+
+    def check_integrity(self) -> None:
+        """Assert that every block is in exactly one state and the content index is a bijection."""
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free), f"pool {self.name}: a block is free twice"
+        assert not free & cached, f"pool {self.name}: {free & cached} both free and cached"
+        for block_id, num_refs in enumerate(self._num_refs):
+            assert (num_refs == 0) == (block_id in free or block_id in cached), f"{self.name}: {block_id} {num_refs}"
+            block_hash = self._hash_of[block_id]
+            assert block_hash is None or self._block_of[block_hash] == block_id
+            assert block_id not in cached or block_hash is not None
+            assert block_id not in free or block_hash is None
+        assert len(self._block_of) == sum(h is not None for h in self._hash_of)

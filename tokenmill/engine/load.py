@@ -1,0 +1,116 @@
+"""From a model path and an EngineConfig to a running Engine: resolves every `auto`, sizes the pools, writes the card."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenmill.core.clock import SystemClock
+from tokenmill.core.errors import ConfigError
+from tokenmill.core.model_card import ModelCard
+from tokenmill.engine.config import EngineConfig
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.kvcache.manager import KVCacheManager
+from tokenmill.engine.kvcache.sizing import size_pools
+from tokenmill.engine.scheduler import Scheduler, SchedulerLimits
+from tokenmill.infra.memory import available_bytes
+
+_DEFAULT_KV_SHARE = 0.4
+_DEFAULT_KV_LIMIT_BYTES = 4 * 2**30
+
+
+def load_engine(
+    model_path: Path | str,
+    config: EngineConfig,
+    *,
+    name: str,
+    num_workers: int = 1,
+    on_progress: Callable[[float], None] | None = None,
+) -> Engine:
+    """Load a model folder or .gguf file and build its engine.
+
+    name         what clients call the model
+    num_workers  workers that share this machine: threads and memory are divided by it
+    on_progress  called with the loaded share, 0..1
+
+    Raises CheckpointError or ConfigError when the model or the settings cannot be used.
+    """
+    import torch
+
+    from tokenmill.engine.runners.torch_runner import TorchRunner
+    from tokenmill.models.registry import load_model
+
+    torch.set_num_threads(config.num_threads or max(1, len(os.sched_getaffinity(0)) // num_workers))
+    loaded = load_model(
+        Path(model_path),
+        dtype=resolve_dtype(config),
+        deterministic=config.deterministic,
+        on_progress=on_progress,
+    )
+    model = loaded.model
+    block_size = config.block_size or loaded.default_block_size
+    max_model_len = _max_model_len(config, model.max_model_len)
+    _check_budget(config, max_model_len)
+    groups = model.cache_groups(block_size)
+    num_blocks = size_pools(
+        groups,
+        block_size,
+        config.kv_cache_memory_bytes or _default_kv_bytes(num_workers),
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+    kv = KVCacheManager(groups, num_blocks, block_size, enable_prefix_caching=config.enable_prefix_caching)
+    card = ModelCard(
+        name=name,
+        architecture=loaded.architecture,
+        max_model_len=max_model_len,
+        kv_capacity_tokens=min(num_blocks[g.name] for g in groups if g.window_tokens is None) * block_size,
+        max_num_seqs=config.max_num_seqs,
+        vocab_size=model.vocab_size,
+        block_size=block_size,
+        weights_version=loaded.weights_version,
+        hash_algorithm=config.hash_algorithm,
+        tokenizer_path=loaded.tokenizer_path,
+        eos_token_ids=tuple(loaded.eos_token_ids),
+        num_parameters=model.num_parameters,
+        dtype=loaded.dtype,
+        created_s=int(time.time()),
+    )
+    runner = TorchRunner(model, model.allocate_caches(num_blocks, block_size), block_size)
+    return Engine(card, Scheduler(_limits(config), kv), runner, SystemClock())
+
+
+def resolve_dtype(config: EngineConfig) -> str:
+    """auto: bfloat16, halving bytes per step; float32 when deterministic, where bits matter more."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if config.deterministic else "bfloat16"
+
+
+def _limits(config: EngineConfig) -> SchedulerLimits:
+    return SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, config.enable_chunked_prefill)
+
+
+def _max_model_len(config: EngineConfig, model_limit: int) -> int:
+    if config.max_model_len is None:
+        return model_limit
+    if config.max_model_len > model_limit:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len}, but the model was made for {model_limit}: ask for at most that"
+        )
+    return config.max_model_len
+
+
+def _check_budget(config: EngineConfig, max_model_len: int) -> None:
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+        raise ConfigError(
+            f"without chunked prefill a whole prompt must fit one step: max_num_batched_tokens="
+            f"{config.max_num_batched_tokens} < max_model_len={max_model_len}; raise the first or lower the second"
+        )
+
+
+def _default_kv_bytes(num_workers: int) -> int:
+    return int(min(available_bytes() * _DEFAULT_KV_SHARE / num_workers, _DEFAULT_KV_LIMIT_BYTES))

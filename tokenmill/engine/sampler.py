@@ -1,0 +1,148 @@
+"""From logits to tokens: one function for every row, whatever kind of step it comes from.
+
+Order: bias and penalties, ban of end tokens before min_tokens, temperature, top_k, top_p, min_p, draw. A draw is
+the inverse CDF at a counter-based uniform number, so it depends on (seed, position, choice) and the row's logits
+alone. Log-probabilities are of the model's raw distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.request import Request, TokenLogprob
+from tokenmill.engine.rng import uniform
+
+#: Candidates looked at before a full sort: nearly every nucleus lies inside them.
+_NUM_CANDIDATES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """One row of logits to draw from: the request and its tokens so far (prompt and output)."""
+
+    request: Request
+    token_ids: Sequence[int]
+
+    @property
+    def position(self) -> int:
+        """Index of the output token to draw."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRow:
+    """`error` is set, and token_id meaningless, when the row's logits are not finite."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+    error: str | None = None
+
+
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledRow]:
+    """Draw one token per row. logits [R, V] float32 (may be changed in place)."""
+    is_finite = torch.isfinite(logits).all(dim=-1).tolist()
+    logprobs = _raw_logprobs(logits, rows)
+    for r, row in enumerate(rows):
+        if is_finite[r]:
+            _adjust(logits[r], row)
+    token_ids = logits.argmax(dim=-1).tolist()
+    random = [r for r, row in enumerate(rows) if row.request.sampling.temperature > 0 and is_finite[r]]
+    for r in random:
+        token_ids[r] = _draw(logits[r], rows[r])
+    return [
+        SampledRow(token_ids[r], token_logprob(logprobs[r], token_ids[r], rows[r].request.sampling.logprobs))
+        if is_finite[r]
+        else SampledRow(0, error="the model produced non-finite logits for this request")
+        for r in range(len(rows))
+    ]
+
+
+def _raw_logprobs(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Tensor | None]:
+    """Per row log_softmax [V] where asked for; made before the logits are changed."""
+    return [
+        torch.log_softmax(logits[r], dim=-1) if row.request.sampling.logprobs is not None else None
+        for r, row in enumerate(rows)
+    ]
+
+
+def token_logprob(logprobs: Tensor | None, token_id: int, num_top: int | None) -> TokenLogprob | None:
+    """Log-probability of `token_id` with the `num_top` best alternatives; None when `logprobs` is."""
+    if logprobs is None or num_top is None:
+        return None
+    top: tuple[tuple[int, float], ...] = ()
+    if num_top:
+        values, ids = logprobs.topk(num_top)
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token_id, float(logprobs[token_id]), top)
+
+
+def _adjust(logits: Tensor, row: SamplingRow) -> None:
+    """Bias, penalties and the min_tokens ban, in place on one row [V]."""
+    sampling = row.request.sampling
+    if sampling.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(row.token_ids)))
+        values = logits[seen]
+        logits[seen] = torch.where(
+            values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
+        )
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        output = torch.tensor(row.token_ids[len(row.request.prompt_token_ids) :], dtype=torch.long)
+        ids, counts = output.unique(return_counts=True)
+        logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts.float()
+    for token_id, bias in sampling.logit_bias.items():
+        logits[token_id] += bias
+    if row.position < sampling.min_tokens:
+        ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else row.request.eos_token_ids)]
+        logits[ends] = -torch.inf
+
+
+def _draw(logits: Tensor, row: SamplingRow) -> int:
+    """Inverse-CDF draw from one adjusted row [V], after temperature and truncation."""
+    sampling = row.request.sampling
+    scaled = logits / sampling.temperature
+    u = uniform(row.request.seed, row.position, row.request.choice_index)
+    if sampling.top_k or sampling.top_p < 1:
+        ids, probs = _nucleus(scaled, sampling.top_k, sampling.top_p)
+    else:
+        ids, probs = None, torch.softmax(scaled, dim=-1)
+    if sampling.min_p:
+        probs = torch.where(probs >= sampling.min_p * probs.max(), probs, 0.0)
+    cdf = probs.double().cumsum(dim=-1)
+    index = int(torch.searchsorted(cdf, u * cdf[-1], right=True))
+    if index == len(cdf):  # u * total rounded up to the total: take the last token of the support
+        index = int(probs.nonzero()[-1])
+    return index if ids is None else int(ids[index])
+
+
+def _nucleus(scaled: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
+    """Token ids and probabilities of the top_k best, then of the smallest set holding top_p, best first.
+
+    Ties go to the lower token id, so that a row's nucleus never depends on a sort's mood.
+    """
+    vocab_size = scaled.shape[-1]
+    log_total = torch.logsumexp(scaled, dim=-1)
+    num = min(top_k or vocab_size, vocab_size)
+    for size in (_NUM_CANDIDATES, vocab_size):
+        ids = _best(scaled, min(size, num))
+        probs = torch.exp(scaled[ids] - log_total)
+        if top_k:
+            probs = probs / probs.sum() if len(ids) == num else probs
+        mass = probs.double().cumsum(dim=-1)
+        if len(ids) == num or mass[-1] >= top_p:
+            break
+    keep = mass - probs < top_p  # the token that crosses top_p is kept
+    keep[0] = True
+    return ids[keep], probs[keep]
+
+
+def _best(scaled: Tensor, num: int) -> Tensor:
+    """Ids of the `num` largest, best first, ties to the lower id."""
+    if num == scaled.shape[-1]:
+        return torch.sort(scaled, descending=True, stable=True).indices
+    threshold = scaled.topk(num).values[-1]
+    ids = (scaled >= threshold).nonzero().flatten()  # ascending ids; more than `num` only on ties
+    return ids[torch.sort(scaled[ids], descending=True, stable=True).indices][:num]

@@ -1,0 +1,216 @@
+"""Who computes what in the next step: continuous batching under a token budget, chunked prefill, preemption.
+
+Pure: plans with counts of tokens, needs no clock, no torch. Not responsible for running the plan.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+
+from tokenmill.core.kv_hashes import BlockHasher
+from tokenmill.core.request import FinishReason
+from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
+from tokenmill.engine.kvcache.manager import KVCacheManager
+from tokenmill.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_chunked_prefill: bool = True
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals since start. A prefix query is a prompt token looked up, a hit one that was found."""
+
+    num_preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+
+
+class Scheduler:
+    """Decodes go first, then prefills that have begun, then new requests in order (priority, arrival).
+
+    Memory is reserved step by step; when it runs out, the last sequence in order is preempted: its blocks are
+    let go (its published ones may be found again) and it starts over later, tokens kept.
+    """
+
+    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager) -> None:
+        self.limits = limits
+        self.kv = kv
+        self.counters = SchedulerCounters()
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._by_id: dict[str, Sequence] = {}
+        self._hashers: dict[str, BlockHasher] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def get(self, request_id: str) -> Sequence | None:
+        return self._by_id.get(request_id)
+
+    def add(self, sequence: Sequence, hasher: BlockHasher) -> None:
+        """Queue a sequence that was checked to fit an empty engine."""
+        assert sequence.request_id not in self._by_id, f"duplicate request id {sequence.request_id}"
+        self._by_id[sequence.request_id] = sequence
+        self._hashers[sequence.request_id] = hasher
+        insort(self._waiting, sequence, key=lambda s: s.order)
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """Drop a request between two steps; its blocks are free at once. None when it is not here (any more)."""
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            sequence.finish_reason = FinishReason.ABORT
+            self._remove(sequence)
+        return sequence
+
+    # -- schedule --
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when there is nothing to do."""
+        budget = self.limits.max_num_batched_tokens
+        planned: dict[str, int] = {}
+        num_preemptions = self.counters.num_preemptions
+        for sequence in self._continuing():
+            if sequence not in self._running:
+                continue  # preempted by one before it
+            num_tokens = min(sequence.num_uncomputed_tokens, budget)
+            if num_tokens and self._reserve(sequence, num_tokens, planned):
+                planned[sequence.request_id] = num_tokens
+                budget -= num_tokens
+        if self.counters.num_preemptions == num_preemptions:
+            self._admit(budget, planned)
+        if not planned:
+            assert not self._waiting, f"{len(self._waiting)} requests wait and none can run"
+            return None
+        self.counters.steps += 1
+        return StepPlan(
+            self.counters.steps, tuple(self._plan(s, planned) for s in self._running if s.request_id in planned)
+        )
+
+    def _continuing(self) -> list[Sequence]:
+        decoding = [s for s in self._running if s.is_decoding]
+        return decoding + [s for s in self._running if not s.is_decoding]
+
+    def _reserve(self, sequence: Sequence, num_tokens: int, planned: dict[str, int]) -> bool:
+        """Get memory for the sequence's next tokens, preempting the last in order as often as needed."""
+        while not self.kv.reserve(sequence.request_id, sequence.num_computed_tokens + num_tokens):
+            victim = max((s for s in self._running if s.request_id not in planned), key=lambda s: s.order)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self.kv.release(sequence.request_id)
+        sequence.num_computed_tokens = 0
+        sequence.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        insort(self._waiting, sequence, key=lambda s: s.order)
+
+    def _admit(self, budget: int, planned: dict[str, int]) -> None:
+        while self._waiting and budget > 0 and len(self._running) < self.limits.max_num_seqs:
+            sequence = self._waiting[0]
+            num_hit_blocks = self._match(sequence)
+            num_left = len(sequence.token_ids) - num_hit_blocks * self.kv.block_size
+            num_tokens = min(num_left, budget)
+            if num_tokens < num_left and not self.limits.enable_chunked_prefill:
+                return
+            if not self.kv.can_start(sequence.block_hashes, num_hit_blocks, len(sequence.token_ids)):
+                return
+            self.kv.start(sequence.request_id, sequence.block_hashes, num_hit_blocks)
+            if not self.kv.reserve(sequence.request_id, len(sequence.token_ids) - num_left + num_tokens):
+                self.kv.release(sequence.request_id)
+                return
+            self._begin(sequence, num_hit_blocks)
+            planned[sequence.request_id] = num_tokens
+            budget -= num_tokens
+
+    def _match(self, sequence: Sequence) -> int:
+        """Blocks of the prefix hit; at least the last token is always computed, to have its logits."""
+        wants_prompt_logprobs = sequence.request.sampling.prompt_logprobs is not None
+        if not self.kv.enable_prefix_caching or (wants_prompt_logprobs and sequence.num_output_tokens == 0):
+            return 0  # logprobs of cached positions do not exist: recompute them
+        self._extend_hashes(sequence)
+        return self.kv.match(sequence.block_hashes, (len(sequence.token_ids) - 1) // self.kv.block_size)
+
+    def _begin(self, sequence: Sequence, num_hit_blocks: int) -> None:
+        self._waiting.pop(0)
+        self._running.append(sequence)
+        sequence.num_computed_tokens = num_hit_blocks * self.kv.block_size
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.counters.prefix_queries += sequence.num_prompt_tokens
+            self.counters.prefix_hits += sequence.num_computed_tokens
+
+    def _plan(self, sequence: Sequence, planned: dict[str, int]) -> SequencePlan:
+        num_tokens = planned[sequence.request_id]
+        return SequencePlan(
+            request_id=sequence.request_id,
+            num_computed_tokens=sequence.num_computed_tokens,
+            num_scheduled_tokens=num_tokens,
+            is_sampling=num_tokens == sequence.num_uncomputed_tokens,
+            block_tables=self.kv.block_tables(sequence.request_id),
+        )
+
+    # -- update --
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
+        """Apply a step's result; returns the plan's sequences in order (finished ones are already removed)."""
+        sequences = []
+        for planned, got in zip(plan.sequences, result.sequences, strict=True):
+            sequence = self._by_id[planned.request_id]
+            self._apply(sequence, planned, got)
+            sequences.append(sequence)
+        return sequences
+
+    def _apply(self, sequence: Sequence, planned: SequencePlan, got: SequenceResult) -> None:
+        before = sequence.num_computed_tokens
+        sequence.num_computed_tokens += got.num_accepted_tokens
+        prompt = sequence.num_prompt_tokens
+        if sequence.num_output_tokens == 0:
+            self.counters.prompt_tokens += min(sequence.num_computed_tokens, prompt) - min(before, prompt)
+        for token_id in got.token_ids:
+            sequence.append(token_id)
+            self.counters.generation_tokens += 1
+            if sequence.finish_reason is not None:
+                break
+        if got.error is not None:
+            sequence.finish_reason = FinishReason.ERROR
+        if self.kv.enable_prefix_caching:
+            self._extend_hashes(sequence)
+        self.kv.advance(sequence.request_id, sequence.num_computed_tokens, sequence.block_hashes)
+        if sequence.finish_reason is not None:
+            self._remove(sequence)
+
+    def _extend_hashes(self, sequence: Sequence) -> None:
+        self._hashers[sequence.request_id].extend(sequence.block_hashes, sequence.token_ids)
+
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence in self._running:
+            self._running.remove(sequence)
+            self.kv.release(sequence.request_id)
+        else:
+            self._waiting.remove(sequence)
+        del self._by_id[sequence.request_id], self._hashers[sequence.request_id]
+
+    def check_integrity(self) -> None:
+        """Assert that every sequence is in exactly one queue and memory accounting holds."""
+        ids = [s.request_id for s in self._waiting + self._running]
+        assert len(ids) == len(set(ids)) == len(self._by_id), f"{len(ids)} queued, {len(self._by_id)} known"
+        assert self._waiting == sorted(self._waiting, key=lambda s: s.order)
+        assert len(self._running) <= self.limits.max_num_seqs
+        self.kv.check_integrity()
