@@ -40,17 +40,39 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Finish what runs, take nothing new, then say Goodbye and exit."""
 
 
-ToWorker = Generate | Abort | Drain
+class Introduce(msgspec.Struct, frozen=True, tag="introduce"):
+    """Sent by a frontend that does not know the sender of a frame (it restarted, or had given the worker up).
+
+    The worker drops everything it runs (nobody waits for it any more) and says Hello again.
+    """
+
+
+ToWorker = Generate | Abort | Drain | Introduce
+
+
+# -- frontend -> supervisor --
+
+
+class Unresponsive(msgspec.Struct, frozen=True, tag="unresponsive"):
+    """This worker is silent although its process lives: end that process; its restart follows the usual rules."""
+
+    worker_id: str
+    incarnation: int
+    reason: str
+
+
+ToSupervisor = Unresponsive
 
 
 # -- worker or supervisor -> frontend --
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
-    """First message of a worker's life and its answer to a lost connection.
+    """First message of a worker's life, and its answer to Introduce.
 
     incarnation    counts restarts of the same worker_id
-    started_s      host-monotonic second at which the process started (its bill begins there)
+    started_s      host-monotonic second at which the bill begins: the start of the process; in the answer to an
+                   Introduce the end of its last frame, so that no second is billed twice
     """
 
     worker_id: str
@@ -66,6 +88,8 @@ class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     busy_s + idle_s tile the time from the previous frame's `until_s` to this one's. Both are *measured*:
     idle_s is time spent in the wait for work, startup_s (first frame only) time until the worker was ready.
     The `seconds` of the deltas plus `unattributed_s` sum to busy_s.
+    num_received counts the Generate messages taken since the last Hello: what was sent beyond it is on its way
+    and in no count of `stats` yet.
     """
 
     worker_id: str
@@ -75,6 +99,7 @@ class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     idle_s: float = 0.0
     startup_s: float = 0.0
     unattributed_s: float = 0.0
+    num_received: int = 0
     joules: float | None = None
     deltas: tuple[TokenDelta, ...] = ()
     stats: WorkerStats = WorkerStats()
@@ -98,5 +123,6 @@ class WorkerExited(msgspec.Struct, frozen=True, tag="exited", kw_only=True):
 ToFrontend = Hello | StepFrame | Goodbye | WorkerExited
 
 encode = msgspec.msgpack.Encoder().encode
+decode_to_supervisor = msgspec.msgpack.Decoder(ToSupervisor).decode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
 decode_to_frontend = msgspec.msgpack.Decoder(ToFrontend).decode
