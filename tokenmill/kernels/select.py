@@ -1,0 +1,68 @@
+"""Which implementation of each op this process uses; chosen once at load, visible, with the reason.
+
+Not responsible for: reading the machine (infra), the arithmetic (kernels/<op>).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenmill.kernels.embedding import cpu as embedding_cpu
+from tokenmill.kernels.embedding import reference as embedding_reference
+from tokenmill.kernels.embedding.api import Embedding
+from tokenmill.kernels.linear import cpu as linear_cpu
+from tokenmill.kernels.linear import reference as linear_reference
+from tokenmill.kernels.linear.api import LinearKernel
+from tokenmill.kernels.rms_norm import cpu as rms_norm_cpu
+from tokenmill.kernels.rms_norm import reference as rms_norm_reference
+from tokenmill.kernels.rms_norm.api import RMSNorm
+from tokenmill.kernels.rope import cpu as rope_cpu
+from tokenmill.kernels.rope import reference as rope_reference
+from tokenmill.kernels.rope.api import Rope
+from tokenmill.kernels.silu_mul import cpu as silu_mul_cpu
+from tokenmill.kernels.silu_mul import reference as silu_mul_reference
+from tokenmill.kernels.silu_mul.api import SiluMul
+
+OPS = ("embedding", "linear", "rms_norm", "rope", "silu_mul")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`name`: reference or cpu; `reason`: for doctor, the log and results."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One implementation per op, and why each was chosen."""
+
+    embedding: Embedding
+    linear: LinearKernel
+    rms_norm: RMSNorm
+    rope: Rope
+    silu_mul: SiluMul
+    choices: dict[str, Choice]
+
+
+def select_kernels(*, deterministic: bool) -> Kernels:
+    """deterministic: reference kernels, whose rows never depend on the rest of the batch."""
+    if deterministic:
+        reason = "deterministic: same bits whatever else is in the batch"
+        return Kernels(
+            embedding=embedding_reference.embedding,
+            linear=linear_reference.ReferenceLinear,
+            rms_norm=rms_norm_reference.rms_norm,
+            rope=rope_reference.rope,
+            silu_mul=silu_mul_reference.silu_mul,
+            choices={op: Choice("reference", reason) for op in OPS},
+        )
+    return Kernels(
+        embedding=embedding_cpu.embedding,
+        linear=linear_cpu.CpuLinear,
+        rms_norm=rms_norm_cpu.rms_norm,
+        rope=rope_cpu.rope,
+        silu_mul=silu_mul_cpu.silu_mul,
+        choices={op: Choice("cpu", "fastest on this machine's CPU") for op in OPS},
+    )

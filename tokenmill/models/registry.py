@@ -1,0 +1,132 @@
+"""Load a model by the architecture its config names. A separate package adds one through `tokenmill.models`.
+
+An entry is a builder: `build(checkpoint, options) -> BuiltModel`, registered under the first of the config's
+`architectures` (or its `model_type`). It is imported only when a checkpoint asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from tokenmill.core.errors import CheckpointError, ConfigError
+from tokenmill.core.registry import Registry
+from tokenmill.kernels.select import Choice, Kernels, select_kernels
+from tokenmill.models.base import Model
+from tokenmill.models.weights import Checkpoint, open_checkpoint
+
+MODELS = Registry(
+    "model architecture",
+    "tokenmill.models",
+    {
+        "LlamaForCausalLM": "tokenmill.models.llama:build",
+        "MistralForCausalLM": "tokenmill.models.llama:build",
+        "Qwen2ForCausalLM": "tokenmill.models.llama:build",
+        "Qwen3ForCausalLM": "tokenmill.models.llama:build",
+        "DeepseekV4ForCausalLM": "tokenmill.models.deepseek_v4:build",
+    },
+)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """
+    dtype    of weights and activations
+    kernels  chosen once for the process
+    extra    settings of one architecture (e.g. kv_cache_dtype); a builder refuses what it does not know
+    """
+
+    dtype: torch.dtype
+    kernels: Kernels
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def refuse_extra(self, known: tuple[str, ...] = ()) -> None:
+        for name in self.extra:
+            if name not in known:
+                possible = ", ".join(known) or "none"
+                raise ConfigError(f"setting {name} means nothing to this model: possible: {possible}")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel:
+    """What a builder returns: the model and the block size it likes best (source tokens)."""
+
+    model: Model
+    default_block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """
+    architecture     the config's model_type, for people
+    weights_version  root of cache keys: content of the checkpoint and every setting that changes KV bytes
+    kernels          op -> which implementation and why
+    """
+
+    model: Model
+    architecture: str
+    weights_version: str
+    dtype: str
+    default_block_size: int
+    tokenizer_path: Path | None
+    eos_token_ids: tuple[int, ...]
+    kernels: dict[str, Choice]
+
+
+def load_model(
+    path: str | Path, *, dtype: str = "bfloat16", deterministic: bool = False, extra: Mapping[str, str] | None = None
+) -> LoadedModel:
+    """Open, check and load; everything wrong with the checkpoint is a CheckpointError.
+
+    deterministic  reference kernels: batch-invariant, float32 arithmetic
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype {dtype!r} is not possible: choose {' or '.join(DTYPES)}")
+    checkpoint = open_checkpoint(path)
+    build = find_builder(checkpoint)
+    options = LoadOptions(DTYPES[dtype], select_kernels(deterministic=deterministic), extra or {})
+    built: BuiltModel = build(checkpoint, options)
+    return LoadedModel(
+        model=built.model,
+        architecture=str(checkpoint.config.get("model_type", architecture_of(checkpoint))),
+        weights_version=_weights_version(checkpoint, dtype, options),
+        dtype=dtype,
+        default_block_size=built.default_block_size,
+        tokenizer_path=checkpoint.tokenizer_path,
+        eos_token_ids=checkpoint.eos_token_ids,
+        kernels=options.kernels.choices,
+    )
+
+
+def architecture_of(checkpoint: Checkpoint) -> str:
+    names = checkpoint.config.get("architectures") or [checkpoint.config.get("model_type")]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise CheckpointError(
+            f"{checkpoint.path}: config.architectures is missing or not a list of names: "
+            f"possible: {', '.join(MODELS.names())}"
+        )
+    return names[0]
+
+
+def find_builder(checkpoint: Checkpoint) -> Any:
+    name = architecture_of(checkpoint)
+    if name not in MODELS.names():
+        raise CheckpointError(
+            f"{checkpoint.path}: config.architectures[0]={name!r} is not supported: "
+            f"possible: {', '.join(MODELS.names())}, or a package that registers it under tokenmill.models"
+        )
+    return MODELS.load(name)
+
+
+def _weights_version(checkpoint: Checkpoint, dtype: str, options: LoadOptions) -> str:
+    """Kernels are part of it: blocks computed by another kernel differ in their last bits."""
+    names = sorted(f"{op}={choice.name}" for op, choice in options.kernels.choices.items())
+    settings = repr((checkpoint.digest(), dtype, names, sorted(options.extra.items())))
+    return xxhash.xxh3_128(settings.encode()).hexdigest()
