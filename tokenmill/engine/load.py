@@ -1,4 +1,4 @@
-"""From a model path and an EngineConfig to a running Engine: resolves every `auto`, sizes the pools, writes the card."""
+"""From a model path and an EngineConfig to a running Engine: resolves every `auto`, sizes pools, writes the card."""
 
 from __future__ import annotations
 
