@@ -99,7 +99,7 @@ def test_draws_differ_by_seed_position_and_choice():
     assert len({uniform(*key) for key in keys}) == len(keys)
     assert uniform(5, 6, 7) == uniform(5, 6, 7)
     values = [uniform(9, i, 0) for i in range(4000)]
-    assert abs(sum(values) / 4000 - 0.5) < 0.02 and 0 <= min(values) and max(values) < 1
+    assert abs(sum(values) / 4000 - 0.5) < 0.02 and min(values) >= 0 and max(values) < 1
 
 
 def test_penalties_move_only_what_they_name():

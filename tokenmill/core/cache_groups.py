@@ -32,6 +32,8 @@ class CacheGroup:
                       afresh at every block boundary is a window of 0 (nothing is needed for a hit)
     lookahead_tokens  rows at a block's end depend on this many later tokens (MTP: 1); such a block may serve a
                       hit only when those tokens are equal too
+    rebuild_tokens    window groups: computing this many tokens before a boundary afresh, beside the cached blocks of
+                      the other groups, rebuilds this group's rows exactly; None: it can not be rebuilt so
     is_required       False: a hit may be served although this group's blocks are gone (draft caches)
     """
 
@@ -40,6 +42,7 @@ class CacheGroup:
     bytes_per_block: int
     window_tokens: int | None = None
     lookahead_tokens: int = 0
+    rebuild_tokens: int | None = None
     is_required: bool = True
 
     def first_needed_block(self, num_tokens: int, block_size: int) -> int:

@@ -29,6 +29,8 @@ class SequencePlan:
     num_draft_tokens   how many of the scheduled tokens are drafts whose fate `commit` decides (the last ones)
     is_sampling        the last row is the end of the sequence: draw the next token from it
     block_tables       by cache group name
+    num_protected_tokens  rows below this position exist (shared) in the groups without a window and must not be
+                          written: the tokens are computed again only to rebuild window groups
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class SequencePlan:
     is_sampling: bool
     block_tables: dict[str, BlockTable]
     num_draft_tokens: int = 0
+    num_protected_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ class EngineConfig(FrozenConfig):
     block_size              source tokens per logical block; None: the model's choice (Llama 16, V4 128)
     kv_cache_memory_bytes   None: 40 % of free memory, at most 4 GiB, at most what max_num_seqs full contexts need
     enable_prefix_caching   reuse KV blocks of equal prefixes
+    window_retention        what the prefix cache keeps of window groups (models with such groups only): "all" block
+                            boundaries, "periodic" (every window_retention_interval-th block), or nothing, and
+                            "recompute" the tokens that rebuild the window before a hit
     enable_chunked_prefill  off: a prompt is computed in one step or waits
     deterministic           reference kernels: same seed, same text, whatever else is in the batch
     num_threads             None: cores of the machine divided by workers
@@ -32,7 +35,22 @@ class EngineConfig(FrozenConfig):
     block_size: int | None = Field(default=None, ge=1)
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
     enable_prefix_caching: bool = True
+    window_retention: Literal["all", "periodic", "recompute"] = "all"
+    window_retention_interval: int = Field(default=8, ge=1)
     enable_chunked_prefill: bool = True
     deterministic: bool = False
     hash_algorithm: Literal["xxh3", "sha256"] = "xxh3"
     num_threads: int | None = Field(default=None, ge=1)
+
+    @property
+    def retention_interval(self) -> int | None:
+        """Blocks between kept window states; None: none are kept (recompute)."""
+        intervals = {"all": 1, "periodic": self.window_retention_interval, "recompute": None}
+        return intervals[self.window_retention]
+
+    @property
+    def retained_share(self) -> float:
+        """Window blocks kept for prefix hits, per block of history."""
+        if not self.enable_prefix_caching or self.retention_interval is None:
+            return 0.0
+        return 1 / self.retention_interval

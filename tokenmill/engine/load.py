@@ -61,8 +61,15 @@ def load_engine(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        retained_share=config.retained_share,
     )
-    kv = KVCacheManager(groups, num_blocks, block_size, enable_prefix_caching=config.enable_prefix_caching)
+    kv = KVCacheManager(
+        groups,
+        num_blocks,
+        block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        retention_interval=config.retention_interval,
+    )
     card = ModelCard(
         name=name,
         architecture=loaded.architecture,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tokenmill.core.kv_hashes import BlockHasher
 from tokenmill.core.request import FinishReason
 from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
-from tokenmill.engine.kvcache.manager import KVCacheManager
+from tokenmill.engine.kvcache.manager import KVCacheManager, PrefixHit
 from tokenmill.engine.sequence import Sequence
 
 
@@ -124,33 +124,34 @@ class Scheduler:
     def _admit(self, budget: int, planned: dict[str, int]) -> None:
         while self._waiting and budget > 0 and len(self._running) < self.limits.max_num_seqs:
             sequence = self._waiting[0]
-            num_hit_blocks = self._match(sequence)
-            num_left = len(sequence.token_ids) - num_hit_blocks * self.kv.block_size
+            hit = self._match(sequence)
+            num_left = len(sequence.token_ids) - hit.resume_block * self.kv.block_size
             num_tokens = min(num_left, budget)
             if num_tokens < num_left and not self.limits.enable_chunked_prefill:
                 return
-            if not self.kv.can_start(sequence.block_hashes, num_hit_blocks, len(sequence.token_ids)):
+            if not self.kv.can_start(sequence.block_hashes, hit, len(sequence.token_ids)):
                 return
-            self.kv.start(sequence.request_id, sequence.block_hashes, num_hit_blocks)
+            self.kv.start(sequence.request_id, sequence.block_hashes, hit)
             if not self.kv.reserve(sequence.request_id, len(sequence.token_ids) - num_left + num_tokens):
                 self.kv.release(sequence.request_id)
                 return
-            self._begin(sequence, num_hit_blocks)
+            self._begin(sequence, hit)
             planned[sequence.request_id] = num_tokens
             budget -= num_tokens
 
-    def _match(self, sequence: Sequence) -> int:
-        """Blocks of the prefix hit; at least the last token is always computed, to have its logits."""
+    def _match(self, sequence: Sequence) -> PrefixHit:
+        """The prefix hit; at least the last token is always computed, to have its logits."""
         wants_prompt_logprobs = sequence.request.sampling.prompt_logprobs is not None
         if not self.kv.enable_prefix_caching or (wants_prompt_logprobs and sequence.num_output_tokens == 0):
-            return 0  # logprobs of cached positions do not exist: recompute them
+            return PrefixHit()  # logprobs of cached positions do not exist: recompute them
         self._extend_hashes(sequence)
         return self.kv.match(sequence.block_hashes, (len(sequence.token_ids) - 1) // self.kv.block_size)
 
-    def _begin(self, sequence: Sequence, num_hit_blocks: int) -> None:
+    def _begin(self, sequence: Sequence, hit: PrefixHit) -> None:
         self._waiting.pop(0)
         self._running.append(sequence)
-        sequence.num_computed_tokens = num_hit_blocks * self.kv.block_size
+        sequence.num_computed_tokens = hit.resume_block * self.kv.block_size
+        sequence.num_protected_tokens = hit.num_blocks * self.kv.block_size
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.counters.prefix_queries += sequence.num_prompt_tokens
@@ -164,6 +165,7 @@ class Scheduler:
             num_scheduled_tokens=num_tokens,
             is_sampling=num_tokens == sequence.num_uncomputed_tokens,
             block_tables=self.kv.block_tables(sequence.request_id),
+            num_protected_tokens=sequence.num_protected_tokens,
         )
 
     # -- update --

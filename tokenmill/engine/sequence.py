@@ -14,6 +14,7 @@ class Sequence:
     arrival_order         ties of priority and arrival are broken by it
     token_ids             prompt and output
     num_computed_tokens   tokens whose cache rows exist
+    num_protected_tokens  rows below it are shared in the groups without a window (SequencePlan)
     num_cached_tokens     of the prompt, how many came from the prefix cache at the first start; None before it
     block_hashes          of the full blocks of token_ids, extended lazily
     pending_first         no delta has gone out yet
@@ -25,6 +26,7 @@ class Sequence:
     token_ids: list[int]
     block_hashes: list[bytes]
     num_computed_tokens: int = 0
+    num_protected_tokens: int = 0
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None

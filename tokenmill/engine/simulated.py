@@ -50,6 +50,7 @@ def simulated_engine(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        retained_share=config.retained_share,
     )
     card = ModelCard(
         name=name,
@@ -64,6 +65,12 @@ def simulated_engine(
         tokenizer_path=tokenizer_path,
     )
     limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, config.enable_chunked_prefill)
-    kv = KVCacheManager(groups, num_blocks, block_size, enable_prefix_caching=config.enable_prefix_caching)
+    kv = KVCacheManager(
+        groups,
+        num_blocks,
+        block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        retention_interval=config.retention_interval,
+    )
     runner = ModelledRunner(vocab_size, step_s or linear_step_s(), pace)
     return Engine(card, Scheduler(limits, kv), runner, clock or SystemClock())

@@ -34,6 +34,8 @@ class ForwardBatch:
     draft_lens    B ints: how many of the sequence's last rows are drafts whose fate `commit` decides
     block_size    source tokens per logical block
     tables        by cache group name
+    protected_lens  B ints: below these positions, groups without a window hold shared rows that must not be written
+                    (the rows are computed again only to rebuild window groups); () = all zero
     """
 
     token_ids: Tensor
@@ -43,6 +45,7 @@ class ForwardBatch:
     draft_lens: tuple[int, ...]
     block_size: int
     tables: dict[str, GroupTable] = field(default_factory=dict)
+    protected_lens: tuple[int, ...] = ()
 
     @property
     def num_seqs(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tokenmill.core.cache_groups import CacheGroup
+from tokenmill.core.errors import ConfigError
 from tokenmill.core.step import BlockTable
 from tokenmill.engine.kvcache.pool import BlockPool
 
@@ -31,10 +32,23 @@ class _SequenceBlocks:
     num_published: int  # logical blocks that were published (or came from the cache)
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """`num_blocks` blocks of the groups without a window are there; computing resumes at block `resume_block`.
+
+    The two differ only when window groups are rebuilt: blocks between them are computed again, without writing
+    the groups that have them.
+    """
+
+    num_blocks: int = 0
+    resume_block: int = 0
+
+
 class KVCacheManager:
     """
-    groups      of the model; at least one has no window
-    num_blocks  physical blocks per group
+    groups              of the model; at least one has no window
+    num_blocks          physical blocks per group
+    retention_interval  window groups are published at every n-th block boundary; None: never, a hit rebuilds them
     """
 
     def __init__(
@@ -44,29 +58,35 @@ class KVCacheManager:
         block_size: int,
         *,
         enable_prefix_caching: bool = True,
+        retention_interval: int | None = 1,
     ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self._retention_interval = retention_interval
+        self._rebuild_blocks = _rebuild_blocks(groups, block_size) if retention_interval is None else 0
         self.pools = {g.name: BlockPool(g.name, num_blocks[g.name]) for g in self.groups}
         self._sequences: dict[str, _SequenceBlocks] = {}
         self._total_bytes = sum(g.bytes_per_block * num_blocks[g.name] for g in self.groups)
 
     # -- prefix hits --
 
-    def match(self, block_hashes: Sequence[bytes], max_blocks: int) -> int:
-        """Longest boundary, in blocks, that every required group can serve."""
+    def match(self, block_hashes: Sequence[bytes], max_blocks: int) -> PrefixHit:
+        """The hit that saves most: its boundary is the longest that every required group can serve."""
         if not self.enable_prefix_caching:
-            return 0
+            return PrefixHit()
         num_hit_blocks = min(max_blocks, len(block_hashes))
         required = [g for g in self.groups if g.is_required]
         for group in required:
             if group.window_tokens is None:
                 num_hit_blocks = self._leading_hits(group, block_hashes, num_hit_blocks)
+        if self._retention_interval is None:
+            resume_block = num_hit_blocks - self._rebuild_blocks
+            return PrefixHit(num_hit_blocks, resume_block) if resume_block > 0 else PrefixHit()
         windowed = [g for g in required if g.window_tokens is not None]
         while num_hit_blocks and not all(self._has_boundary(g, block_hashes, num_hit_blocks) for g in windowed):
             num_hit_blocks -= 1
-        return num_hit_blocks
+        return PrefixHit(num_hit_blocks, num_hit_blocks)
 
     def _leading_hits(self, group: CacheGroup, block_hashes: Sequence[bytes], limit: int) -> int:
         find = self.pools[group.name].find
@@ -81,11 +101,11 @@ class KVCacheManager:
 
     # -- life of a sequence --
 
-    def can_start(self, block_hashes: Sequence[bytes], num_hit_blocks: int, num_tokens: int) -> bool:
+    def can_start(self, block_hashes: Sequence[bytes], hit: PrefixHit, num_tokens: int) -> bool:
         """Is there room for a new sequence to grow to `num_tokens`, its hits included?"""
         for group in self.groups:
             pool = self.pools[group.name]
-            hit_ids = self._hit_blocks(group, block_hashes, num_hit_blocks)
+            hit_ids = self._hit_blocks(group, block_hashes, hit)
             pinned = sum(pool.is_cached(block_id) for block_id in hit_ids)
             new = self._live_blocks(group, num_tokens) - len(hit_ids)
             if max(new, 0) + pinned > pool.num_available:
@@ -96,23 +116,26 @@ class KVCacheManager:
         """Blocks a sequence of `num_tokens` holds, the block being written included."""
         return -(-num_tokens // self.block_size) - group.first_needed_block(num_tokens, self.block_size)
 
-    def _hit_blocks(self, group: CacheGroup, block_hashes: Sequence[bytes], num_hit_blocks: int) -> list[int]:
-        """Blocks of this group that a hit takes over; empty when an optional group misses."""
-        found = [self.pools[group.name].find(block_hashes[i]) for i in self._needed_at(group, num_hit_blocks)]
+    def _hit_blocks(self, group: CacheGroup, block_hashes: Sequence[bytes], hit: PrefixHit) -> list[int]:
+        """Blocks of this group that a hit takes over; empty when an optional group misses or a window is rebuilt."""
+        if group.window_tokens is not None and hit.resume_block < hit.num_blocks:
+            return []
+        found = [self.pools[group.name].find(block_hashes[i]) for i in self._needed_at(group, hit.num_blocks)]
         present = [block_id for block_id in found if block_id is not None]
         assert len(present) == len(found) or not group.is_required, f"group {group.name}: hit vanished"
         return present if len(present) == len(found) else []
 
-    def start(self, request_id: str, block_hashes: Sequence[bytes], num_hit_blocks: int) -> None:
+    def start(self, request_id: str, block_hashes: Sequence[bytes], hit: PrefixHit) -> None:
         """Register a sequence and take over the blocks of its prefix hit."""
         assert request_id not in self._sequences, f"{request_id} already holds blocks"
         by_group = {}
         for group in self.groups:
-            ids = self._hit_blocks(group, block_hashes, num_hit_blocks)
+            ids = self._hit_blocks(group, block_hashes, hit)
             for block_id in ids:
                 self.pools[group.name].acquire(block_id)
-            by_group[group.name] = _GroupBlocks(num_hit_blocks - len(ids), ids)
-        self._sequences[request_id] = _SequenceBlocks(by_group, num_published=num_hit_blocks)
+            end = hit.num_blocks if group.window_tokens is None else hit.resume_block
+            by_group[group.name] = _GroupBlocks(end - len(ids), ids)
+        self._sequences[request_id] = _SequenceBlocks(by_group, num_published=hit.num_blocks)
 
     def reserve(self, request_id: str, num_tokens: int) -> bool:
         """Make blocks cover positions below `num_tokens` in every group, or change nothing and return False."""
@@ -144,10 +167,18 @@ class KVCacheManager:
         for index in range(sequence.num_published, num_complete):
             for group in self.groups:
                 blocks = sequence.by_group[group.name]
-                # A block that no boundary needs (window 0) is not worth keeping.
-                if blocks.first <= index < blocks.end and index in self._needed_at(group, index + 1):
+                if blocks.first <= index < blocks.end and self._is_worth_keeping(group, index):
                     self.pools[group.name].publish(blocks.ids[index - blocks.first], block_hashes[index])
         sequence.num_published = max(sequence.num_published, num_complete)
+
+    def _is_worth_keeping(self, group: CacheGroup, index: int) -> bool:
+        """Will a boundary that window states are kept for need this block?"""
+        if group.window_tokens is None:
+            return True
+        if self._retention_interval is None:
+            return False
+        boundary = -(-(index + 1) // self._retention_interval) * self._retention_interval
+        return index in self._needed_at(group, boundary)
 
     def release(self, request_id: str) -> None:
         """Let go of everything; published blocks stay cached, the tail of the sequence is evicted first."""
@@ -176,3 +207,17 @@ class KVCacheManager:
             pool.check_integrity()
             held = {block_id for s in self._sequences.values() for block_id in s.by_group[name].ids}
             assert len(held) == pool.num_active, f"group {name}: {pool.num_active} active, {len(held)} held"
+
+
+def _rebuild_blocks(groups: Sequence[CacheGroup], block_size: int) -> int:
+    """Blocks to compute again before a hit when no window states are kept."""
+    tokens = 0
+    for group in groups:
+        if group.window_tokens and group.is_required:
+            if group.rebuild_tokens is None:
+                raise ConfigError(
+                    f"cache group {group.name} can not be rebuilt from the others: window_retention 'recompute' is not "
+                    "possible for this model; choose 'all' or 'periodic'"
+                )
+            tokens = max(tokens, group.rebuild_tokens)
+    return -(-tokens // block_size)

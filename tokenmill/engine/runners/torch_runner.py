@@ -73,6 +73,7 @@ class TorchRunner:
             context_lens=tuple(s.num_computed_tokens for s in plan.sequences),
             draft_lens=tuple(s.num_draft_tokens for s in plan.sequences),
             block_size=self._block_size,
+            protected_lens=tuple(s.num_protected_tokens for s in plan.sequences),
             tables={name: _group_table([s.block_tables[name] for s in plan.sequences]) for name in self._caches},
         )
 
