@@ -15,7 +15,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.kvcache.manager import KVCacheManager
 from tokenmill.engine.kvcache.sizing import size_pools
 from tokenmill.engine.scheduler import Scheduler, SchedulerLimits
-from tokenmill.infra.memory import available_bytes
+from tokenmill.infra.memory import read_host_memory
 
 _DEFAULT_KV_SHARE = 0.4
 _DEFAULT_KV_LIMIT_BYTES = 4 * 2**30
@@ -57,7 +57,7 @@ def load_engine(
     num_blocks = size_pools(
         groups,
         block_size,
-        config.kv_cache_memory_bytes or _default_kv_bytes(num_workers),
+        config.kv_cache_memory_bytes or default_kv_bytes(read_host_memory().available_bytes, num_workers),
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -119,5 +119,6 @@ def _check_budget(config: EngineConfig, max_model_len: int) -> None:
         )
 
 
-def _default_kv_bytes(num_workers: int) -> int:
-    return int(min(available_bytes() * _DEFAULT_KV_SHARE / num_workers, _DEFAULT_KV_LIMIT_BYTES))
+def default_kv_bytes(available_bytes: int, num_workers: int) -> int:
+    """KV cache of one of `num_workers` workers that share a machine with `available_bytes` of free memory."""
+    return int(min(available_bytes * _DEFAULT_KV_SHARE / num_workers, _DEFAULT_KV_LIMIT_BYTES))
