@@ -67,9 +67,7 @@ NUM_PREEMPTIONS = _counter("num_preemptions", "Requests that lost their KV block
 PREFIX_CACHE_QUERIES = _counter(
     "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", vllm="prefix_cache_queries"
 )
-PREFIX_CACHE_HITS = _counter(
-    "prefix_cache_hits", "Prompt tokens served by the prefix cache.", vllm="prefix_cache_hits"
-)
+PREFIX_CACHE_HITS = _counter("prefix_cache_hits", "Prompt tokens served by the prefix cache.", vllm="prefix_cache_hits")
 
 # -- tokens and requests --
 PROMPT_TOKENS = _counter("prompt_tokens", "Prompt tokens of requests, cached ones included.", vllm="prompt_tokens")
