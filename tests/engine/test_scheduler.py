@@ -82,7 +82,7 @@ def test_a_long_prompt_is_chunked_by_the_budget_and_decodes_go_on_beside_it():
 def test_chunking_is_a_switch(chunked):
     engine = engine_of(enable_chunked_prefill=chunked, max_num_batched_tokens=512)
     for name in "ab":
-        engine.add(request(name, [1] * 300, 1))
+        engine.add(request(name, [ord(name)] * 300, 1))
     planned = engine.step()
     assert len(planned) == (2 if chunked else 1)
 
@@ -118,6 +118,33 @@ def test_generated_tokens_are_found_by_the_next_turn():
         outputs, _ = run(engine)
         assert engine.stats().prompt_tokens_total - before <= 10 + 4
         history = history + outputs[f"turn{turn}"] + [7, 8, 9]
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+def test_a_prefix_that_arrives_together_is_computed_once(sharing):
+    """Thirty-two requests of 100 shared and 5 own tokens: one computes the prefix, the others wait for it."""
+    engine = engine_of(enable_inflight_sharing=sharing, max_num_seqs=32, max_num_batched_tokens=512)
+    prompts = {f"r{i}": [*range(100), 200 + i, 1, 2, 3, 4] for i in range(32)}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt, 3))
+    outputs, _ = run(engine)
+    assert outputs == {name: expected(prompt, 3) for name, prompt in prompts.items()}
+    computed = engine.stats().prompt_tokens_total
+    if sharing:
+        assert computed == 105 + 31 * 5
+    else:
+        assert computed > 400
+
+
+def test_a_shared_prefix_whose_first_owner_leaves_is_taken_over():
+    engine = engine_of(max_num_seqs=4)
+    for name in "abc":
+        engine.add(request(name, [*range(100), ord(name)], 2))
+    engine.step()
+    engine.abort("a")
+    outputs, _ = run(engine)
+    assert outputs == {name: expected([ord(name)], 2) for name in "bc"}
+    assert engine.stats().prefix_hits_total == 16 + 100  # b takes what a had done, c waits for b
 
 
 def test_salts_do_not_share():

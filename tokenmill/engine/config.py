@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from tokenmill.core.config import FrozenConfig
+from tokenmill.engine.scheduler import SchedulerLimits
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
@@ -20,6 +21,7 @@ class EngineConfig(FrozenConfig):
     block_size              source tokens per logical block; None: the model's choice (Llama 16, V4 128)
     kv_cache_memory_bytes   None: 40 % of free memory, at most 4 GiB, at most what max_num_seqs full contexts need
     enable_prefix_caching   reuse KV blocks of equal prefixes
+    enable_inflight_sharing  requests with a common prefix wait while the first of them computes it
     window_retention        what the prefix cache keeps of window groups (models with such groups only): "all" block
                             boundaries, "periodic" (every window_retention_interval-th block), or nothing, and
                             "recompute" the tokens that rebuild the window before a hit
@@ -35,12 +37,19 @@ class EngineConfig(FrozenConfig):
     block_size: int | None = Field(default=None, ge=1)
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
     enable_prefix_caching: bool = True
+    enable_inflight_sharing: bool = True
     window_retention: Literal["all", "periodic", "recompute"] = "all"
     window_retention_interval: int = Field(default=8, ge=1)
     enable_chunked_prefill: bool = True
     deterministic: bool = False
     hash_algorithm: Literal["xxh3", "sha256"] = "xxh3"
     num_threads: int | None = Field(default=None, ge=1)
+
+    @property
+    def scheduler_limits(self) -> SchedulerLimits:
+        return SchedulerLimits(
+            self.max_num_seqs, self.max_num_batched_tokens, self.enable_chunked_prefill, self.enable_inflight_sharing
+        )
 
     @property
     def retention_interval(self) -> int | None:

@@ -14,7 +14,7 @@ from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.kvcache.manager import KVCacheManager
 from tokenmill.engine.kvcache.sizing import size_pools
-from tokenmill.engine.scheduler import Scheduler, SchedulerLimits
+from tokenmill.engine.scheduler import Scheduler
 from tokenmill.infra.memory import read_host_memory
 
 _DEFAULT_KV_SHARE = 0.4
@@ -87,7 +87,7 @@ def load_engine(
         created_s=int(time.time()),
     )
     runner = TorchRunner(model, model.allocate_caches(num_blocks, block_size), block_size)
-    return Engine(card, Scheduler(_limits(config), kv), runner, SystemClock())
+    return Engine(card, Scheduler(config.scheduler_limits, kv), runner, SystemClock())
 
 
 def resolve_dtype(config: EngineConfig) -> str:
@@ -95,10 +95,6 @@ def resolve_dtype(config: EngineConfig) -> str:
     if config.dtype != "auto":
         return config.dtype
     return "float32" if config.deterministic else "bfloat16"
-
-
-def _limits(config: EngineConfig) -> SchedulerLimits:
-    return SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, config.enable_chunked_prefill)
 
 
 def _max_model_len(config: EngineConfig, model_limit: int) -> int:

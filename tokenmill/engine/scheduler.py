@@ -20,6 +20,7 @@ class SchedulerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     enable_chunked_prefill: bool = True
+    enable_inflight_sharing: bool = True
 
 
 @dataclass(slots=True)
@@ -122,22 +123,51 @@ class Scheduler:
         insort(self._waiting, sequence, key=lambda s: s.order)
 
     def _admit(self, budget: int, planned: dict[str, int]) -> None:
-        while self._waiting and budget > 0 and len(self._running) < self.limits.max_num_seqs:
-            sequence = self._waiting[0]
+        pending = self._pending_hashes()
+        for sequence in list(self._waiting):
+            if budget == 0 or len(self._running) == self.limits.max_num_seqs:
+                return
             hit = self._match(sequence)
+            if self._is_being_computed(sequence, hit, pending):
+                continue  # its next block is on the way: share it rather than compute it twice
             num_left = len(sequence.token_ids) - hit.resume_block * self.kv.block_size
             num_tokens = min(num_left, budget)
             if num_tokens < num_left and not self.limits.enable_chunked_prefill:
                 return
-            if not self.kv.can_start(sequence.block_hashes, hit, len(sequence.token_ids)):
+            if not self._start(sequence, hit, len(sequence.token_ids) - num_left + num_tokens):
                 return
-            self.kv.start(sequence.request_id, sequence.block_hashes, hit)
-            if not self.kv.reserve(sequence.request_id, len(sequence.token_ids) - num_left + num_tokens):
-                self.kv.release(sequence.request_id)
-                return
-            self._begin(sequence, hit)
             planned[sequence.request_id] = num_tokens
             budget -= num_tokens
+            pending.update(self._uncomputed_hashes(sequence))
+
+    def _start(self, sequence: Sequence, hit: PrefixHit, num_tokens: int) -> bool:
+        """Move a waiting sequence to running, with memory for its first `num_tokens`; False when there is none."""
+        if not self.kv.can_start(sequence.block_hashes, hit, len(sequence.token_ids)):
+            return False
+        self.kv.start(sequence.request_id, sequence.block_hashes, hit)
+        if not self.kv.reserve(sequence.request_id, num_tokens):
+            self.kv.release(sequence.request_id)
+            return False
+        self._begin(sequence, hit)
+        return True
+
+    def _pending_hashes(self) -> set[bytes]:
+        if not (self.limits.enable_inflight_sharing and self.kv.enable_prefix_caching):
+            return set()
+        return {block_hash for s in self._running for block_hash in self._uncomputed_hashes(s)}
+
+    def _uncomputed_hashes(self, sequence: Sequence) -> list[bytes]:
+        """Full blocks that a running sequence is going to compute and publish."""
+        return (
+            [] if sequence.is_decoding else sequence.block_hashes[sequence.num_computed_tokens // self.kv.block_size :]
+        )
+
+    def _is_being_computed(self, sequence: Sequence, hit: PrefixHit, pending: set[bytes]) -> bool:
+        if sequence.request.sampling.prompt_logprobs is not None or not self.limits.enable_inflight_sharing:
+            return False
+        # The block with the last prompt token is always computed, so waiting for it would gain nothing.
+        useful = sequence.block_hashes[: (len(sequence.token_ids) - 1) // self.kv.block_size]
+        return hit.num_blocks < len(useful) and useful[hit.num_blocks] in pending
 
     def _match(self, sequence: Sequence) -> PrefixHit:
         """The prefix hit; at least the last token is always computed, to have its logits."""
@@ -148,7 +178,7 @@ class Scheduler:
         return self.kv.match(sequence.block_hashes, (len(sequence.token_ids) - 1) // self.kv.block_size)
 
     def _begin(self, sequence: Sequence, hit: PrefixHit) -> None:
-        self._waiting.pop(0)
+        self._waiting.remove(sequence)
         self._running.append(sequence)
         sequence.num_computed_tokens = hit.resume_block * self.kv.block_size
         sequence.num_protected_tokens = hit.num_blocks * self.kv.block_size

@@ -17,7 +17,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.kvcache.manager import KVCacheManager
 from tokenmill.engine.kvcache.sizing import size_pools
 from tokenmill.engine.runners.modelled import ModelledRunner, linear_step_s
-from tokenmill.engine.scheduler import Scheduler, SchedulerLimits
+from tokenmill.engine.scheduler import Scheduler
 
 _BYTES_PER_TOKEN = 1024
 
@@ -64,7 +64,6 @@ def simulated_engine(
         hash_algorithm=config.hash_algorithm,
         tokenizer_path=tokenizer_path,
     )
-    limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, config.enable_chunked_prefill)
     kv = KVCacheManager(
         groups,
         num_blocks,
@@ -73,4 +72,4 @@ def simulated_engine(
         retention_interval=config.retention_interval,
     )
     runner = ModelledRunner(vocab_size, step_s or linear_step_s(), pace)
-    return Engine(card, Scheduler(limits, kv), runner, clock or SystemClock())
+    return Engine(card, Scheduler(config.scheduler_limits, kv), runner, clock or SystemClock())
