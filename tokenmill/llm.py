@@ -76,7 +76,7 @@ class LLM:
 
         on_progress  called with (finished choices, all choices) after each step
         """
-        batch = [prompts] if isinstance(prompts, str) or _is_token_ids(prompts) else list(prompts)
+        batch: list[Any] = [prompts] if isinstance(prompts, str) or _is_token_ids(prompts) else list(prompts)
         params = sampling or SamplingParams()
         per_prompt = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
         assert len(per_prompt) == len(batch), f"{len(batch)} prompts, {len(per_prompt)} sampling parameters"

@@ -15,6 +15,8 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 class EngineConfig(FrozenConfig):
     """
     dtype                   weights and activations; auto: bfloat16, or float32 when deterministic
+    kv_cache_dtype          of KV rows; auto: the model's choice. A model refuses what it does not support
+    index_cache_dtype       of an indexer's keys (models with one)
     max_model_len           None: the model's own limit
     max_num_seqs            most sequences in one step
     max_num_batched_tokens  token budget of one step
@@ -31,6 +33,8 @@ class EngineConfig(FrozenConfig):
     """
 
     dtype: Dtype = "auto"
+    kv_cache_dtype: Literal["auto", "fp32", "bf16", "fp8_e4m3"] = "auto"
+    index_cache_dtype: Literal["auto", "fp32", "bf16", "fp8_e4m3", "fp4"] = "auto"
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int = Field(default=64, ge=1)
     max_num_batched_tokens: int = Field(default=512, ge=1)
@@ -44,6 +48,12 @@ class EngineConfig(FrozenConfig):
     deterministic: bool = False
     hash_algorithm: Literal["xxh3", "sha256"] = "xxh3"
     num_threads: int | None = Field(default=None, ge=1)
+
+    @property
+    def model_extras(self) -> dict[str, str]:
+        """Settings that only some models know, where they are not auto."""
+        extras = {"kv_cache_dtype": self.kv_cache_dtype, "index_cache_dtype": self.index_cache_dtype}
+        return {name: value for name, value in extras.items() if value != "auto"}
 
     @property
     def scheduler_limits(self) -> SchedulerLimits:

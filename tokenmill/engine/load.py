@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tokenmill.core.clock import SystemClock
@@ -27,13 +26,11 @@ def load_engine(
     *,
     name: str,
     num_workers: int = 1,
-    on_progress: Callable[[float], None] | None = None,
 ) -> Engine:
     """Load a model folder or .gguf file and build its engine.
 
     name         what clients call the model
     num_workers  workers that share this machine: threads and memory are divided by it
-    on_progress  called with the loaded share, 0..1
 
     Raises CheckpointError or ConfigError when the model or the settings cannot be used.
     """
@@ -47,7 +44,7 @@ def load_engine(
         Path(model_path),
         dtype=resolve_dtype(config),
         deterministic=config.deterministic,
-        on_progress=on_progress,
+        extra=config.model_extras,
     )
     model = loaded.model
     block_size = config.block_size or loaded.default_block_size
@@ -80,7 +77,7 @@ def load_engine(
         block_size=block_size,
         weights_version=loaded.weights_version,
         hash_algorithm=config.hash_algorithm,
-        tokenizer_path=loaded.tokenizer_path,
+        tokenizer_path=None if loaded.tokenizer_path is None else str(loaded.tokenizer_path),
         eos_token_ids=tuple(loaded.eos_token_ids),
         num_parameters=model.num_parameters,
         dtype=loaded.dtype,
