@@ -23,20 +23,21 @@ def row_weight(num_tokens: int, context_len: int = 0, *, context_weight: float =
 def split_step(seconds: float, weights: Sequence[float]) -> list[float]:
     """Shares of `seconds`, proportional to `weights` (all >= 0), that sum to `seconds` exactly in any order.
 
-    Exactness: `seconds` is a whole number of quanta of 2**(exponent - 53); whole quanta are dealt out, so every
-    partial sum is a float without rounding. No share is off by more than one quantum. All weights 0: equal shares.
+    Exactness: `seconds` is a whole number (< 2**53) of quanta of a power of two; whole quanta are dealt out, so every
+    partial sum is a float without rounding. A share is off by a few quanta (1e-16 of `seconds`) at most. All weights
+    0: equal shares.
     """
     assert seconds >= 0 and math.isfinite(seconds), f"step of {seconds} s"
     assert all(w >= 0 and math.isfinite(w) for w in weights), f"weights {weights}"
     total = math.fsum(weights)
     if not weights or total == 0:
         weights, total = [1.0] * len(weights), float(len(weights))
-    mantissa, exponent = math.frexp(seconds)
-    num_quanta = int(mantissa * 2**53)
+    scale = min(53 - math.frexp(seconds)[1], 1074)  # 2**-1074 is the smallest float
+    num_quanta = int(math.ldexp(seconds, scale))
     shares, done, dealt = [], 0.0, 0
     for i, weight in enumerate(weights):
         done += weight
         upto = num_quanta if i == len(weights) - 1 else min(num_quanta, int(num_quanta * (done / total)))
-        shares.append(math.ldexp(upto - dealt, exponent - 53))
+        shares.append(math.ldexp(upto - dealt, -scale))
         dealt = upto
     return shares
