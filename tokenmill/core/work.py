@@ -19,3 +19,7 @@ class Work:
             self.weight_bytes + other.weight_bytes,
             self.cache_bytes + other.cache_bytes,
         )
+
+    def scaled(self, factor: float) -> Work:
+        """`factor` such pieces of work, e.g. as many as there are layers."""
+        return Work(self.flops * factor, self.weight_bytes * factor, self.cache_bytes * factor)

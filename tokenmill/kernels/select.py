@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tokenmill.kernels.attention import cpu as attention_cpu
+from tokenmill.kernels.attention import reference as attention_reference
+from tokenmill.kernels.attention.api import AttentionKernel
 from tokenmill.kernels.embedding import cpu as embedding_cpu
 from tokenmill.kernels.embedding import reference as embedding_reference
 from tokenmill.kernels.embedding.api import Embedding
@@ -23,7 +26,7 @@ from tokenmill.kernels.silu_mul import cpu as silu_mul_cpu
 from tokenmill.kernels.silu_mul import reference as silu_mul_reference
 from tokenmill.kernels.silu_mul.api import SiluMul
 
-OPS = ("embedding", "linear", "rms_norm", "rope", "silu_mul")
+OPS = ("attention", "embedding", "linear", "rms_norm", "rope", "silu_mul")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Choice:
 class Kernels:
     """One implementation per op, and why each was chosen."""
 
+    attention: AttentionKernel
     embedding: Embedding
     linear: LinearKernel
     rms_norm: RMSNorm
@@ -51,6 +55,7 @@ def select_kernels(*, deterministic: bool) -> Kernels:
     if deterministic:
         reason = "deterministic: same bits whatever else is in the batch"
         return Kernels(
+            attention=attention_reference.ReferenceAttention(),
             embedding=embedding_reference.embedding,
             linear=linear_reference.ReferenceLinear,
             rms_norm=rms_norm_reference.rms_norm,
@@ -59,6 +64,7 @@ def select_kernels(*, deterministic: bool) -> Kernels:
             choices={op: Choice("reference", reason) for op in OPS},
         )
     return Kernels(
+        attention=attention_cpu.CpuAttention(),
         embedding=embedding_cpu.embedding,
         linear=linear_cpu.CpuLinear,
         rms_norm=rms_norm_cpu.rms_norm,

@@ -1,13 +1,14 @@
 """Copy a checkpoint's tensors into a model's parameters: names and shapes compared first, values checked after.
 
-A model hands over destinations: checkpoint name -> tensor to fill, which may be a slice of a fused parameter.
-Peak memory is the destinations plus one source tensor. Not responsible for: where tensors come from (weights.py).
+Peak memory is what has been loaded plus one source tensor. Not responsible for: where tensors come from
+(weights.py), how a kernel packs them.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,25 +17,16 @@ from tokenmill.core.errors import CheckpointError
 from tokenmill.models.weights import Checkpoint, listed
 
 
-def fill(checkpoint: Checkpoint, destinations: Mapping[str, Tensor], ignored: Sequence[str] = ()) -> None:
-    """Fill every destination, converting to its dtype.
+def check_names(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]], ignored: Sequence[str] = ()) -> None:
+    """Compare names and shapes; raise one CheckpointError with everything that is missing, unknown or misshaped.
 
     ignored   patterns (fnmatch) of names that may be in the checkpoint without being wanted
-    Missing, unknown, misshaped and non-finite tensors raise one CheckpointError that lists them.
     """
-    check_names(checkpoint, {name: tuple(tensor.shape) for name, tensor in destinations.items()}, ignored)
-    broken = [name for name, destination in destinations.items() if not _copy(checkpoint, name, destination)]
-    if broken:
-        raise CheckpointError(f"{checkpoint.path} holds values that are not finite: {listed(broken)}")
-
-
-def check_names(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]], ignored: Sequence[str] = ()) -> None:
-    """Compare names and shapes; raise one CheckpointError with everything that differs."""
     found = checkpoint.shapes()
     missing = [name for name in wanted if name not in found]
     extra = [name for name in found if name not in wanted and not any(fnmatch.fnmatch(name, p) for p in ignored)]
     misshaped = [
-        f"{name} {found[name]} instead of {shape}"
+        f"{name} {tuple(found[name])} instead of {tuple(shape)}"
         for name, shape in wanted.items()
         if name in found and tuple(found[name]) != tuple(shape)
     ]
@@ -47,11 +39,62 @@ def check_names(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]], i
         )
 
 
-def _copy(checkpoint: Checkpoint, name: str, destination: Tensor) -> bool:
-    """Copy one tensor; False when a value is infinite or not a number."""
-    destination.copy_(checkpoint.read(name))
-    checkpoint.release(name)
-    return is_finite(destination)
+class Loader:
+    """Reads checked tensors one by one in the model's dtype; `finish` raises if a value was not finite.
+
+    on_progress   called with the loaded share of all wanted values, 0..1
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        wanted: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype,
+        *,
+        ignored: Sequence[str] = (),
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        check_names(checkpoint, wanted, ignored)
+        self._checkpoint = checkpoint
+        self._shapes = dict(wanted)
+        self._dtype = dtype
+        self._on_progress = on_progress
+        self._left = set(wanted)
+        self._num_values = sum(math.prod(shape) for shape in wanted.values())
+        self._num_loaded = 0
+        self._broken: list[str] = []
+
+    def tensor(self, name: str) -> Tensor:
+        return self.stacked([name])
+
+    def stacked(self, names: Sequence[str]) -> Tensor:
+        """The named tensors one below the other (dimension 0), as a fused projection wants them."""
+        rows = sum(self._shapes[name][0] for name in names)
+        out = torch.empty(rows, *self._shapes[names[0]][1:], dtype=self._dtype)
+        start = 0
+        for name in names:
+            part = out[start : start + self._shapes[name][0]]
+            self._copy(name, part)
+            start += len(part)
+        return out
+
+    def _copy(self, name: str, destination: Tensor) -> None:
+        destination.copy_(self._checkpoint.read(name))
+        self._checkpoint.release(name)
+        if not is_finite(destination):
+            self._broken.append(name)
+        self._left.discard(name)
+        self._num_loaded += destination.numel()
+        if self._on_progress is not None:
+            self._on_progress(self._num_loaded / self._num_values)
+
+    def finish(self) -> None:
+        assert not self._left, f"wanted but never read: {sorted(self._left)[:10]}"
+        if self._broken:
+            raise CheckpointError(
+                f"{self._checkpoint.path} holds values that are not finite in {listed(self._broken)}: "
+                "the file is damaged or was converted wrongly; fetch the model again"
+            )
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -6,7 +6,7 @@ An entry is a builder: `build(checkpoint, options) -> BuiltModel`, registered un
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,13 @@ class LoadOptions:
     dtype    of weights and activations
     kernels  chosen once for the process
     extra    settings of one architecture (e.g. kv_cache_dtype); a builder refuses what it does not know
+    on_progress  called with the loaded share, 0..1
     """
 
     dtype: torch.dtype
     kernels: Kernels
     extra: Mapping[str, str] = field(default_factory=dict)
+    on_progress: Callable[[float], None] | None = None
 
     def refuse_extra(self, known: tuple[str, ...] = ()) -> None:
         for name in self.extra:
@@ -81,17 +83,24 @@ class LoadedModel:
 
 
 def load_model(
-    path: str | Path, *, dtype: str = "bfloat16", deterministic: bool = False, extra: Mapping[str, str] | None = None
+    path: str | Path,
+    *,
+    dtype: str = "bfloat16",
+    deterministic: bool = False,
+    extra: Mapping[str, str] | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> LoadedModel:
     """Open, check and load; everything wrong with the checkpoint is a CheckpointError.
 
     deterministic  reference kernels: batch-invariant, float32 arithmetic
+    extra          settings of one architecture
+    on_progress    called with the loaded share, 0..1
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not possible: choose {' or '.join(DTYPES)}")
     checkpoint = open_checkpoint(path)
     build = find_builder(checkpoint)
-    options = LoadOptions(DTYPES[dtype], select_kernels(deterministic=deterministic), extra or {})
+    options = LoadOptions(DTYPES[dtype], select_kernels(deterministic=deterministic), extra or {}, on_progress)
     built: BuiltModel = build(checkpoint, options)
     return LoadedModel(
         model=built.model,

@@ -19,8 +19,11 @@ class Linear(Protocol):
     in_features: int
     out_features: int
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, K] -> [T, N] in the dtype of x; T may be 0. x is not changed, the result is new."""
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """[T, K] -> [T, N] in the dtype of x; T may be 0. Operands are not changed, the result is new.
+
+        add   [T, N], added to the result (a residual)
+        """
         ...
 
 

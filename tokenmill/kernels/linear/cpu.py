@@ -15,5 +15,6 @@ class CpuLinear:
         self._weight = weight
         self._bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        out = F.linear(x, self._weight, self._bias)
+        return out if add is None else out + add

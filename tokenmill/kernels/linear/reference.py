@@ -15,6 +15,7 @@ class ReferenceLinear:
         self._weight = weight.float()
         self._bias = None if bias is None else bias.float()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         out = invariant.matmul(x.float(), self._weight)
-        return (out if self._bias is None else out + self._bias).to(x.dtype)
+        out = out if self._bias is None else out + self._bias
+        return (out if add is None else out + add.float()).to(x.dtype)
