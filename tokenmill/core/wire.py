@@ -111,13 +111,17 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", kw_only=True):
 
 
 class WorkerExited(msgspec.Struct, frozen=True, tag="exited", kw_only=True):
-    """The supervisor saw the process end; everything it had not reported is lost."""
+    """The supervisor saw the process end; everything it had not reported is lost.
+
+    started_s   host-monotonic second at which that process was started, for the bill of one that never said Hello
+    """
 
     worker_id: str
     incarnation: int
     exit_code: int
     at_s: float
     will_restart: bool
+    started_s: float | None = None
 
 
 ToFrontend = Hello | StepFrame | Goodbye | WorkerExited

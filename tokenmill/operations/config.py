@@ -44,7 +44,7 @@ class OperationsConfig(FrozenConfig):
     router_seed: int = 0
     max_queued_requests: int = Field(default=1024, ge=0)
     max_queued_tokens: int = Field(default=4_000_000, ge=1)
-    request_timeout_s: float = Field(default=600.0, gt=0)
+    request_timeout_s: float = Field(default=3600.0, gt=0)
     worker_wait_timeout_s: float = Field(default=30.0, ge=0)
     max_attempts: int = Field(default=3, ge=1)
     max_unread_tokens: int = Field(default=65_536, ge=1)

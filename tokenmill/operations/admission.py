@@ -1,0 +1,59 @@
+"""Admission: whether a request may enter now, and if not, which typed error says what is possible.
+
+Pure. Not responsible for where an admitted request goes (router/) or whether it fits the model (the worker checks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tokenmill.core.errors import ModelNotFoundError, OverloadedError, UnavailableError
+from tokenmill.core.request import Request
+from tokenmill.operations.config import OperationsConfig
+from tokenmill.operations.members import MemberState, MemberView
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """Requests of one model inside the frontend: all in flight, and prompt tokens of those without a first token."""
+
+    num_requests: int = 0
+    num_pending_tokens: int = 0
+
+
+def admit(
+    request: Request,
+    members: Sequence[MemberView],
+    load: ModelLoad,
+    config: OperationsConfig,
+    *,
+    models: Iterable[str],
+    is_draining: bool = False,
+) -> None:
+    """Return when the request may enter; raise the typed error otherwise. `members`: the workers of its model."""
+    if is_draining:
+        raise UnavailableError("the server is shutting down and takes no new requests: send it elsewhere or retry")
+    if not members:
+        known = ", ".join(repr(model) for model in models) or "none yet"
+        raise ModelNotFoundError(f"model {request.model!r} is not served here; served: {known}", param="model")
+    ready = [view for view in members if view.state is MemberState.READY]
+    if not ready:
+        states = ", ".join(f"{view.worker_id} {view.reason or view.state.value}" for view in members)
+        raise UnavailableError(f"no worker of model {request.model!r} is ready ({states}): retry shortly")
+    _check_queue(request, ready, load, config)
+
+
+def _check_queue(request: Request, ready: Sequence[MemberView], load: ModelLoad, config: OperationsConfig) -> None:
+    seats = sum(view.card.max_num_seqs for view in ready if view.card)
+    if load.num_requests >= seats + config.max_queued_requests:
+        raise OverloadedError(
+            f"model {request.model!r} has {load.num_requests} requests in flight; its {len(ready)} worker(s) run "
+            f"{seats} at once and {config.max_queued_requests} may wait: retry later or raise max_queued_requests"
+        )
+    num_tokens = len(request.prompt_token_ids)
+    if load.num_requests and load.num_pending_tokens + num_tokens > config.max_queued_tokens:
+        raise OverloadedError(
+            f"model {request.model!r} has {load.num_pending_tokens} prompt tokens waiting and this request adds "
+            f"{num_tokens}; {config.max_queued_tokens} may wait: retry later or raise max_queued_tokens"
+        )

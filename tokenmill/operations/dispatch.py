@@ -1,0 +1,350 @@
+"""What the dispatcher decides: events in (requests, frames, exits, time), actions out. Pure.
+
+The asyncio shell around it is dispatcher.py; the twin drives the same class on virtual time. Every request that
+`submit` accepts ends exactly once: by a Deliver with a finish_reason, by a Fail, or by `cancel`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tokenmill.core.errors import (
+    BadRequestError,
+    DeadlineError,
+    InternalError,
+    TokenmillError,
+    UnavailableError,
+    WorkerLostError,
+    from_code,
+)
+from tokenmill.core.request import FinishReason, Request, TokenDelta
+from tokenmill.core.wire import (
+    Abort,
+    Generate,
+    Goodbye,
+    Hello,
+    Introduce,
+    StepFrame,
+    ToFrontend,
+    Unresponsive,
+    WorkerExited,
+)
+from tokenmill.cost.ledger import Ledger
+from tokenmill.cost.rates import DeviceRate
+from tokenmill.operations.actions import Action, Deliver, Fail, Replace, Send
+from tokenmill.operations.admission import admit
+from tokenmill.operations.config import OperationsConfig
+from tokenmill.operations.deltas import has_news, merge_deltas
+from tokenmill.operations.fleet import Fleet, FrameOrigin
+from tokenmill.operations.health import Health, is_stalled, judge
+from tokenmill.operations.in_flight import Flight, InFlight
+from tokenmill.operations.members import FleetSnapshot, MemberState
+from tokenmill.operations.router.base import RouterPolicy
+
+_log = logging.getLogger(__name__)
+
+#: A tick that comes this late means that this very process slept: nobody else was silent.
+_OVERSLEPT_S = 2.0
+
+
+class DispatchCore:
+    """
+    policy   places the requests of every model
+    ledger   hears of every frame, exit and end of a request
+    rate     price and watts of one worker
+    """
+
+    def __init__(self, config: OperationsConfig, policy: RouterPolicy, ledger: Ledger, rate: DeviceRate) -> None:
+        self.fleet = Fleet()
+        self.in_flight = InFlight()
+        self.is_draining = False
+        self._config = config
+        self._policy = policy
+        self._ledger = ledger
+        self._rate = rate
+        self._last_tick_s: float | None = None
+
+    # -- consumers --
+
+    def submit(self, request: Request, now_s: float) -> list[Action]:
+        """Admit and place a request, or raise the typed error that says why not."""
+        if self.in_flight.get(request.request_id) is not None:
+            raise BadRequestError(f"request id {request.request_id!r} is in use: choose another", param="request_id")
+        admit(
+            request,
+            self.fleet.members(request.model),
+            self.in_flight.load(request.model),
+            self._config,
+            models=self.fleet.models(),
+            is_draining=self.is_draining,
+        )
+        flight = Flight(request, deadline_s=now_s + self._config.request_timeout_s)
+        self.in_flight.add(flight)
+        self._ledger.begin(
+            request.request_id,
+            request.model,
+            tenant=request.tenant,
+            num_prompt_tokens=len(request.prompt_token_ids),
+        )
+        return self._place(flight, now_s)
+
+    def cancel(self, request_id: str) -> list[Action]:
+        """The consumer left: forget the request and stop its worker at once. Nothing to do when it has ended."""
+        flight = self.in_flight.get(request_id)
+        return [] if flight is None else self._stop(flight, FinishReason.ABORT)
+
+    def abort(self, request_id: str) -> list[Action]:
+        """Like `cancel`, for a consumer that still reads: its iteration ends with finish_reason abort."""
+        flight = self.in_flight.get(request_id)
+        if flight is None:
+            return []
+        delta = TokenDelta(request_id=request_id, finish_reason=FinishReason.ABORT)
+        return [*self._stop(flight, FinishReason.ABORT), Deliver(request_id, delta)]
+
+    def refuse(self, request_id: str, error: TokenmillError) -> list[Action]:
+        """End a request with an error of the frontend's own making, e.g. a consumer that does not read."""
+        flight = self.in_flight.get(request_id)
+        return [] if flight is None else self._stop_with(flight, error)
+
+    # -- the fleet --
+
+    def handle(self, message: ToFrontend, now_s: float) -> list[Action]:
+        """One message of a worker or of the supervisor."""
+        match message:
+            case StepFrame():
+                return self._frame(message, now_s)
+            case Hello():
+                return self._hello(message, now_s)
+            case Goodbye():
+                return self._goodbye(message, now_s)
+            case WorkerExited():
+                return self._exited(message, now_s)
+
+    def undeliverable(self, worker_id: str, incarnation: int, now_s: float) -> list[Action]:
+        """The wire has no such peer (any more)."""
+        view = self.fleet.get(worker_id)
+        if view is None or view.incarnation != incarnation or view.state is MemberState.LOST:
+            return []
+        return self._give_up(worker_id, "its connection is gone", now_s)
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Let time pass: deadlines, silence, waits. Call it several times a second, after reading the wire dry."""
+        self._forgive(now_s)
+        return [*self._check_workers(now_s), *self._check_flights(now_s)]
+
+    def health(self, now_s: float, failure: str | None = None) -> Health:
+        return judge(self.fleet.members(), self._config, now_s, is_draining=self.is_draining, failure=failure)
+
+    def check_integrity(self) -> None:
+        """Assert that the fleet's load is that of the requests in flight."""
+        self.fleet.check_integrity()
+        self.in_flight.check_integrity()
+        for view in self.fleet.members():
+            flights = self.in_flight.of_worker(view.worker_id)
+            assert view.num_in_flight == len(flights), f"{view}: {len(flights)} in flight"
+            assert view.num_pending_tokens == sum(f.num_pending_tokens for f in flights), f"{view}"
+
+    # -- messages --
+
+    def _hello(self, hello: Hello, now_s: float) -> list[Action]:
+        if not self.fleet.hello(hello, now_s):
+            return []
+        self._ledger.hello(hello.worker_id, hello.incarnation, hello.card.name, self._rate, hello.started_s)
+        actions = self._evacuate(hello.worker_id, "was restarted", now_s)
+        for flight in self.in_flight.waiting(hello.card.name):
+            actions += self._place(flight, now_s)
+        return actions
+
+    def _frame(self, frame: StepFrame, now_s: float) -> list[Action]:
+        origin = self.fleet.frame(frame, now_s)
+        if origin is not FrameOrigin.UNKNOWN:
+            self._ledger.step(frame)
+        if origin is FrameOrigin.CURRENT:
+            actions: list[Action] = []
+            for delta in frame.deltas:
+                actions += self._delta(frame.worker_id, delta, now_s)
+            return actions
+        if origin is FrameOrigin.STALE or not self.fleet.should_introduce(frame):
+            return []
+        return [Send(frame.worker_id, frame.incarnation, Introduce())]
+
+    def _goodbye(self, goodbye: Goodbye, now_s: float) -> list[Action]:
+        return self.undeliverable(goodbye.worker_id, goodbye.incarnation, now_s)
+
+    def _exited(self, notice: WorkerExited, now_s: float) -> list[Action]:
+        view = self.fleet.get(notice.worker_id)
+        self._ledger.exited(
+            notice.worker_id,
+            notice.incarnation,
+            notice.at_s,
+            started_s=notice.started_s,
+            model=view.model if view else None,
+            rate=self._rate,
+        )
+        if view is None or not self.fleet.exited(notice, now_s):
+            return []
+        actions = self._evacuate(notice.worker_id, f"died (exit code {notice.exit_code})", now_s)
+        if not self.fleet.can_return(view.model):
+            for flight in self.in_flight.waiting(view.model):
+                actions += self._wait(flight, now_s)
+        return actions
+
+    # -- tokens --
+
+    def _delta(self, worker_id: str, delta: TokenDelta, now_s: float) -> list[Action]:
+        flight = self.in_flight.get(delta.request_id)
+        if flight is None or flight.worker_id != worker_id:
+            return []  # overrun of a request that was aborted or moved: billed, not shown
+        if delta.error is not None and delta.error[0] == UnavailableError.code and not flight.has_started:
+            return self._elsewhere(flight, "takes no new requests", now_s)
+        delta = merge_deltas(flight.held, delta)
+        flight.held = None
+        if not has_news(delta):
+            flight.held = delta
+            return []
+        self._start(flight)
+        if delta.finish_reason is None:
+            return [Deliver(flight.request_id, delta)]
+        self._end(flight, delta.finish_reason)
+        if delta.finish_reason is FinishReason.ERROR:
+            code, message = delta.error or (InternalError.code, "the worker gave no reason")
+            return [Fail(flight.request_id, from_code(code, message))]
+        return [Deliver(flight.request_id, delta)]
+
+    def _start(self, flight: Flight) -> None:
+        if flight.worker_id is not None and flight.is_pending:
+            self.fleet.first_token(flight.worker_id, flight.num_pending_tokens)
+        self.in_flight.start(flight)
+
+    # -- placing --
+
+    def _place(self, flight: Flight, now_s: float) -> list[Action]:
+        """Give the request to a worker, or let it wait for one."""
+        snapshot = self._candidates(flight.request.model, now_s)
+        if not snapshot.members:
+            return self._wait(flight, now_s)
+        try:
+            worker_id = self._choose(flight.request, snapshot)
+        except TokenmillError as error:
+            return self._stop_with(flight, error)
+        self.fleet.placed(flight.request.model)
+        self.in_flight.place(flight, worker_id)
+        self.fleet.given(worker_id, flight.num_pending_tokens, now_s)
+        view = self.fleet.get(worker_id)
+        assert view is not None
+        return [Send(worker_id, view.incarnation, Generate(flight.request))]
+
+    def _candidates(self, model: str, now_s: float) -> FleetSnapshot:
+        """Ready workers; those that are stuck only when all are."""
+        snapshot = self.fleet.ready(model)
+        well = tuple(view for view in snapshot.members if not is_stalled(view, self._config, now_s))
+        return FleetSnapshot(model, snapshot.num_placed, well) if well else snapshot
+
+    def _choose(self, request: Request, snapshot: FleetSnapshot) -> str:
+        """Ask the policy. It may be someone else's code: its failure costs this request, never the dispatcher."""
+        name = type(self._policy).__name__
+        try:
+            worker_id = self._policy.choose(request, snapshot).worker_id
+        except Exception as error:
+            _log.exception("router policy %s failed on request %s", name, request.request_id)
+            raise InternalError(f"router policy {name} failed: {type(error).__name__}; see the server's log") from error
+        if all(view.worker_id != worker_id for view in snapshot.members):
+            possible = ", ".join(view.worker_id for view in snapshot.members)
+            raise InternalError(f"router policy {name} chose worker {worker_id!r}; possible were {possible}")
+        return worker_id
+
+    def _wait(self, flight: Flight, now_s: float) -> list[Action]:
+        if not self.fleet.can_return(flight.request.model):
+            return self._stop_with(flight, _lost(flight, "no worker of its model is left"))
+        if flight.wait_until_s is None:
+            flight.wait_until_s = now_s + self._config.worker_wait_timeout_s
+        return []
+
+    # -- loss --
+
+    def _give_up(self, worker_id: str, reason: str, now_s: float) -> list[Action]:
+        self.fleet.give_up(worker_id, reason, now_s, is_expected_back=True)
+        return self._evacuate(worker_id, reason, now_s)
+
+    def _evacuate(self, worker_id: str, reason: str, now_s: float) -> list[Action]:
+        """A life is over: its requests start over elsewhere if nobody saw anything of them, else they fail."""
+        actions: list[Action] = []
+        for flight in self.in_flight.of_worker(worker_id):
+            self.in_flight.unplace(flight)
+            actions += self._retry(flight, f"worker {worker_id}: {reason}", now_s)
+        return actions
+
+    def _elsewhere(self, flight: Flight, reason: str, now_s: float) -> list[Action]:
+        """A living worker refused the request because it is leaving."""
+        worker_id = flight.worker_id
+        assert worker_id is not None
+        self.fleet.ended(worker_id, flight.num_pending_tokens)
+        self.fleet.drain(worker_id, now_s)
+        self.in_flight.unplace(flight)
+        return self._retry(flight, f"worker {worker_id}: {reason}", now_s)
+
+    def _retry(self, flight: Flight, reason: str, now_s: float) -> list[Action]:
+        if flight.has_started:
+            return self._stop_with(flight, _lost(flight, f"{reason}, after some of the answer was sent"))
+        if flight.attempts >= self._config.max_attempts:
+            return self._stop_with(flight, _lost(flight, f"{reason}; {flight.attempts} workers were tried"))
+        return self._place(flight, now_s)
+
+    # -- time --
+
+    def _forgive(self, now_s: float) -> None:
+        last, self._last_tick_s = self._last_tick_s, now_s
+        if last is not None and now_s - last > _OVERSLEPT_S:
+            _log.warning("the frontend did not run for %.1f s", now_s - last)
+            self.fleet.forgive_silence(now_s - last)
+
+    def _check_workers(self, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        for view in self.fleet.members():
+            reason = self._silence(view.state, now_s - view.last_seen_s, now_s - view.since_s)
+            if reason:
+                actions.append(Replace(Unresponsive(view.worker_id, view.incarnation, reason)))
+                actions += self._give_up(view.worker_id, reason, now_s)
+        return actions
+
+    def _silence(self, state: MemberState, silent_s: float, in_state_s: float) -> str | None:
+        if state in (MemberState.READY, MemberState.DRAINING) and silent_s > self._config.heartbeat_timeout_s:
+            return f"silent for {silent_s:.1f} s"
+        if state is MemberState.STARTING and in_state_s > self._config.start_timeout_s:
+            return f"not ready {in_state_s:.0f} s after its start"
+        return None
+
+    def _check_flights(self, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        for flight in list(self.in_flight):
+            if flight.deadline_s <= now_s:
+                limit = f"{self._config.request_timeout_s:g} s (request_timeout_s)"
+                error = DeadlineError(f"request {flight.request_id} did not end within {limit}: ask for fewer tokens")
+                actions += self._stop_with(flight, error)
+            elif flight.wait_until_s is not None and flight.wait_until_s <= now_s:
+                limit = f"{self._config.worker_wait_timeout_s:g} s"
+                actions += self._stop_with(flight, _lost(flight, f"no worker came back within {limit}"))
+        return actions
+
+    # -- ends --
+
+    def _stop_with(self, flight: Flight, error: TokenmillError) -> list[Action]:
+        return [*self._stop(flight, FinishReason.ERROR), Fail(flight.request_id, error)]
+
+    def _stop(self, flight: Flight, reason: FinishReason) -> list[Action]:
+        """End a request from our side; whoever runs it is told."""
+        worker_id = flight.worker_id
+        self._end(flight, reason)
+        view = self.fleet.get(worker_id) if worker_id is not None else None
+        return [] if view is None else [Send(view.worker_id, view.incarnation, Abort(flight.request_id))]
+
+    def _end(self, flight: Flight, reason: FinishReason) -> None:
+        if flight.worker_id is not None:
+            self.fleet.ended(flight.worker_id, flight.num_pending_tokens)
+        self.in_flight.remove(flight)
+        is_complete = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        self._ledger.finish(flight.request_id, is_complete=is_complete)
+
+
+def _lost(flight: Flight, reason: str) -> WorkerLostError:
+    return WorkerLostError(f"request {flight.request_id} was lost ({reason}): send it again")

@@ -1,0 +1,90 @@
+"""The command line of a worker process: written by whoever starts it, read by main.py."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tokenmill.core.config import FrozenConfig
+from tokenmill.engine.config import EngineConfig
+from tokenmill.operations.config import OperationsConfig
+
+EngineKind = Literal["native", "modelled"]
+ENGINE_KINDS: tuple[EngineKind, ...] = ("native", "modelled")
+
+
+class ModelledConfig(FrozenConfig):
+    """The counting engine: a step takes fixed_s + per_token_s for each scheduled token."""
+
+    fixed_s: float = 2e-3
+    per_token_s: float = 5e-5
+    vocab_size: int = 256
+    max_model_len: int = 4096
+    kv_tokens: int = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerArgs:
+    """
+    run_dir        of the deployment; holds the frontend's socket
+    name           what clients call the model
+    model          path of the model, already resolved; with the modelled engine: of a tokenizer, or ""
+    num_workers    workers that share this machine
+    watts          draw of this worker's share, for the modelled meter; None: no meter at all
+    started_s      host-monotonic second at which the process was spawned; None: take it from the system
+    parent_pid     the supervisor; None when started by hand
+    """
+
+    run_dir: Path
+    worker_id: str
+    name: str
+    model: str
+    incarnation: int = 0
+    engine: EngineKind = "native"
+    engine_config: EngineConfig = field(default_factory=EngineConfig)
+    modelled_config: ModelledConfig = field(default_factory=ModelledConfig)
+    operations_config: OperationsConfig = field(default_factory=OperationsConfig)
+    num_workers: int = 1
+    watts: float | None = None
+    started_s: float | None = None
+    parent_pid: int | None = None
+
+    def to_argv(self) -> list[str]:
+        """What follows `tokenmill worker`."""
+        argv = [
+            f"--run-dir={self.run_dir}",
+            f"--worker-id={self.worker_id}",
+            f"--name={self.name}",
+            f"--model={self.model}",
+            f"--incarnation={self.incarnation}",
+            f"--engine={self.engine}",
+            f"--engine-config={self.engine_config.model_dump_json(exclude_defaults=True)}",
+            f"--modelled-config={self.modelled_config.model_dump_json(exclude_defaults=True)}",
+            f"--operations-config={self.operations_config.model_dump_json(exclude_defaults=True)}",
+            f"--num-workers={self.num_workers}",
+        ]
+        for flag, value in (("watts", self.watts), ("started-s", self.started_s), ("parent-pid", self.parent_pid)):
+            if value is not None:
+                argv.append(f"--{flag}={value}")
+        return argv
+
+
+def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
+    """Inverse of `to_argv`; a wrong command line ends the process with code 2, as argparse does."""
+    parser = argparse.ArgumentParser(prog="tokenmill worker", description="One engine under a frontend.")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    for required in ("--worker-id", "--name", "--model"):
+        parser.add_argument(required, required=True)
+    parser.add_argument("--incarnation", type=int, default=0)
+    parser.add_argument("--engine", choices=ENGINE_KINDS, default="native")
+    parser.add_argument("--engine-config", type=EngineConfig.model_validate_json, default=EngineConfig())
+    parser.add_argument("--modelled-config", type=ModelledConfig.model_validate_json, default=ModelledConfig())
+    parser.add_argument("--operations-config", type=OperationsConfig.model_validate_json, default=OperationsConfig())
+    parser.add_argument("--num-workers", type=int, default=1)
+    parser.add_argument("--watts", type=float)
+    parser.add_argument("--started-s", type=float)
+    parser.add_argument("--parent-pid", type=int)
+    return WorkerArgs(**vars(parser.parse_args(argv)))

@@ -1,0 +1,238 @@
+"""A worker's one thread: take messages, step the engine, report. Ends by draining, by being told, or by failing.
+
+Not responsible for: process matters (main.py), sockets (link.py), what a step does (engine/).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tokenmill.core.clock import Clock
+from tokenmill.core.errors import TokenmillError, UnavailableError
+from tokenmill.core.model_card import ModelCard
+from tokenmill.core.request import FinishReason, Request, TokenDelta
+from tokenmill.core.wire import Abort, Drain, Generate, Goodbye, Hello, Introduce, StepFrame, ToWorker, WorkerStats
+from tokenmill.operations.config import OperationsConfig
+from tokenmill.operations.worker.link import Link
+from tokenmill.operations.worker.meter import TimeMeter
+
+_log = logging.getLogger(__name__)
+
+
+class EngineLike(Protocol):
+    """What the loop needs of an engine; `engine.engine.Engine` has it."""
+
+    card: ModelCard
+
+    def add(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str) -> bool: ...
+
+    def has_work(self) -> bool: ...
+
+    def step(self) -> list[TokenDelta]: ...
+
+    def stats(self) -> WorkerStats: ...
+
+    def check_integrity(self) -> None: ...
+
+
+class Lifeline(Protocol):
+    """What the outside wants of this process: signals and the parent's life, looked at between two steps.
+
+    wants_drain   finish what runs, then go
+    wants_stop    go now
+    """
+
+    def wants_drain(self) -> bool: ...
+
+    def wants_stop(self) -> bool: ...
+
+
+class WorkerLoop:
+    """
+    started_s     host-monotonic second at which the process was started; its bill begins there
+    read_joules   cumulative measured joules of this worker, or None where nothing is measured
+    """
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        link: Link,
+        lifeline: Lifeline,
+        *,
+        worker_id: str,
+        incarnation: int,
+        pid: int,
+        started_s: float,
+        config: OperationsConfig,
+        clock: Clock,
+        read_joules: Callable[[], float] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._link = link
+        self._lifeline = lifeline
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._pid = pid
+        self._started_s = started_s
+        self._config = config
+        self._clock = clock
+        self._meter = TimeMeter(started_s)
+        self._read_joules = read_joules
+        self._joules = 0.0
+        self._running: set[str] = set()
+        self._refusals: list[TokenDelta] = []
+        self._num_received = 0
+        self._is_draining = False
+        self._reported_s = started_s
+        self._checked_s = started_s
+        self._needs_check = False
+        self._stats = WorkerStats()
+
+    def run(self) -> None:
+        """Serve until drained or stopped. An exception of the engine comes out, after its time was reported."""
+        self._meter.started(self._clock.now())
+        self._hello(self._started_s)
+        self._step_report(())
+        try:
+            while not self._is_over():
+                self._turn()
+        finally:
+            self._meter.busy(self._clock.now())
+            self._report((), self._stats)
+            self._link.send(Goodbye(worker_id=self._worker_id, incarnation=self._incarnation))
+
+    def _is_over(self) -> bool:
+        if self._lifeline.wants_stop():
+            return True
+        self._is_draining = self._is_draining or self._lifeline.wants_drain()
+        return self._is_draining and not self._engine.has_work() and not self._refusals
+
+    def _turn(self) -> None:
+        """One step when there is work; otherwise one wait, which is the only idle time there is."""
+        if self._engine.has_work() or self._refusals:
+            self._take(self._link.receive(0.0))
+            deltas = self._engine.step() if self._engine.has_work() else []
+            self._needs_check = True
+            self._meter.busy(self._clock.now())
+            self._step_report(deltas)
+        else:
+            self._meter.busy(self._clock.now())
+            messages = self._link.receive(self._patience_s())
+            self._meter.idle(self._clock.now())
+            self._take(messages)
+            self._rest()
+
+    def _patience_s(self) -> float:
+        """How long to wait for work: until the next heartbeat is due."""
+        return max(0.0, self._reported_s + self._config.heartbeat_interval_s - self._clock.now())
+
+    def _rest(self) -> None:
+        """Still nothing to do: say so now and then, and use the time to check the engine's books."""
+        if self._engine.has_work() or self._refusals:
+            return
+        now_s = self._clock.now()
+        if self._needs_check and now_s - self._checked_s >= self._config.integrity_interval_s:
+            self._engine.check_integrity()
+            self._checked_s, self._needs_check = now_s, False
+        if now_s - self._reported_s >= self._config.heartbeat_interval_s:
+            self._meter.busy(self._clock.now())
+            self._step_report(())
+
+    # -- messages --
+
+    def _take(self, messages: Sequence[ToWorker]) -> None:
+        if self._link.was_lost():
+            _log.warning("worker %s: the frontend is gone; %d requests dropped", self._worker_id, len(self._running))
+            self._drop_all()
+        for message in messages:
+            match message:
+                case Generate():
+                    self._generate(message.request)
+                case Abort():
+                    self._abort(message.request_id)
+                case Introduce():
+                    self._drop_all()
+                    self._num_received = 0
+                    self._hello(self._reported_s)
+                case Drain():
+                    self._is_draining = True
+
+    def _generate(self, request: Request) -> None:
+        self._num_received += 1
+        try:
+            if self._is_draining or self._lifeline.wants_drain():
+                raise UnavailableError(f"worker {self._worker_id} is draining: retry")
+            self._engine.add(request)
+        except TokenmillError as error:
+            self._refusals.append(
+                TokenDelta(
+                    request_id=request.request_id,
+                    finish_reason=FinishReason.ERROR,
+                    error=(error.code, error.message),
+                )
+            )
+        else:
+            self._running.add(request.request_id)
+
+    def _abort(self, request_id: str) -> None:
+        """The engine frees everything at once. Too late is fine: the request may just have ended."""
+        if request_id in self._running:
+            self._engine.abort(request_id)
+            self._running.discard(request_id)
+
+    def _drop_all(self) -> None:
+        """Nobody waits for these requests any more."""
+        for request_id in sorted(self._running):
+            self._abort(request_id)
+        self._refusals.clear()
+
+    # -- reports --
+
+    def _hello(self, bill_from_s: float) -> None:
+        self._link.send(
+            Hello(
+                worker_id=self._worker_id,
+                incarnation=self._incarnation,
+                pid=self._pid,
+                started_s=bill_from_s,
+                card=self._engine.card,
+            )
+        )
+
+    def _step_report(self, deltas: Sequence[TokenDelta]) -> None:
+        self._stats = self._engine.stats()
+        self._report(deltas, self._stats)
+
+    def _report(self, deltas: Sequence[TokenDelta], stats: WorkerStats) -> None:
+        interval = self._meter.take()
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._running.discard(delta.request_id)
+        self._link.send(
+            StepFrame(
+                worker_id=self._worker_id,
+                incarnation=self._incarnation,
+                until_s=interval.until_s,
+                busy_s=interval.busy_s,
+                idle_s=interval.idle_s,
+                startup_s=interval.startup_s,
+                unattributed_s=max(0.0, interval.busy_s - sum(delta.seconds for delta in deltas)),
+                num_received=self._num_received,
+                joules=self._take_joules(),
+                deltas=(*self._refusals, *deltas),
+                stats=stats,
+            )
+        )
+        self._refusals.clear()
+        self._reported_s = interval.until_s
+
+    def _take_joules(self) -> float | None:
+        """Measured joules since the last report."""
+        if self._read_joules is None:
+            return None
+        before, self._joules = self._joules, self._read_joules()
+        return self._joules - before
