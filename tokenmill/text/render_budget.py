@@ -1,0 +1,125 @@
+"""How much one rendering of a chat template may do, and the checks before operations that could make much of little.
+
+A template comes with a model from anywhere. Units: a character, an element of a list, a fraction of a step. What is
+counted is what is *made*, so that neither one huge value nor many large ones can fill the memory. Not responsible
+for where the checks are called (sandbox.py).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+MAX_UNITS = 64 * 2**20
+MAX_SECONDS = 5.0
+#: Written out, a value may have this many characters and elements, shared parts counted each time they appear.
+MAX_VALUE_SIZE = 16 * 2**20
+_STEP_UNITS = 8
+_ELEMENT_UNITS = 8
+_MAX_INT_BITS = 4096
+#: A width or precision of four digits or more, or one taken from an argument
+_WIDE_FORMAT = re.compile(r"\d{4,}|\*|\{[^{}]*\{")
+
+_CONTAINERS = (list, tuple, set, frozenset, Mapping, KeysView, ValuesView, ItemsView)
+
+
+class RenderLimitError(Exception):
+    """The template wants to do more than a chat template has reason to."""
+
+
+class RenderBudget:
+    """One rendering's allowance; used by one thread."""
+
+    def __init__(self, max_units: int = MAX_UNITS, max_seconds: float = MAX_SECONDS) -> None:
+        self._units = max_units
+        self._deadline_s = time.monotonic() + max_seconds
+        # id -> (value, size): the value is kept so that its id stays its own. Sandboxed values never change.
+        self._sizes: dict[int, tuple[Any, int]] = {}
+
+    def spend(self, units: int) -> None:
+        self._units -= units
+        if self._units < 0:
+            raise RenderLimitError("it makes too much text")
+
+    def step(self) -> None:
+        """Called at every loop pass, call, filter and comparison."""
+        self.spend(_STEP_UNITS)
+        if time.monotonic() > self._deadline_s:
+            raise RenderLimitError("it takes too long")
+
+    def made(self, value: Any) -> Any:
+        """Pay for a new value and return it."""
+        if isinstance(value, str):
+            self.spend(len(value))
+        elif isinstance(value, _CONTAINERS):
+            self.spend(_ELEMENT_UNITS * len(value))
+        else:
+            return value
+        if self.size(value) > MAX_VALUE_SIZE:
+            raise RenderLimitError("it makes too large a value")
+        return value
+
+    def size(self, value: Any) -> int:
+        """Characters and elements of `value` written out. Values that share parts can be exponentially large."""
+        if isinstance(value, str):
+            return len(value)
+        if not isinstance(value, _CONTAINERS):
+            return 1
+        known = self._sizes.get(id(value))
+        if known is None:
+            known = (value, 1 + sum(map(self.size, _parts(value))))
+            self._sizes[id(value)] = known
+        return known[1]
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return [part for pair in value.items() for part in pair] if isinstance(value, Mapping) else value
+
+
+_CURRENT: ContextVar[RenderBudget] = ContextVar("render_budget")
+
+
+def current() -> RenderBudget:
+    """The budget of the rendering that runs in this thread."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def spending(budget: RenderBudget) -> Iterator[RenderBudget]:
+    token = _CURRENT.set(budget)
+    try:
+        yield budget
+    finally:
+        _CURRENT.reset(token)
+
+
+def check_operator(operator: str, left: Any, right: Any) -> None:
+    """Before `left operator right` is computed."""
+    if operator == "%" and isinstance(left, str):
+        check_format(left)
+    elif operator == "*":
+        for value, times in ((left, right), (right, left)):
+            if isinstance(value, (str, list, tuple)) and isinstance(times, int):
+                current().spend(_ELEMENT_UNITS * len(value) * max(times, 0))
+        _check_bits(_bits(left) + _bits(right))
+    elif operator == "**":
+        _check_bits(_bits(left) * (right if isinstance(right, int) else 1))
+
+
+def _bits(value: Any) -> int:
+    return value.bit_length() if isinstance(value, int) else 0
+
+
+def _check_bits(num_bits: int) -> None:
+    if num_bits > _MAX_INT_BITS:
+        raise RenderLimitError("it computes too large a number")
+
+
+def check_format(text: str) -> None:
+    """A format string may not ask for widths that make a page of padding out of one character."""
+    if _WIDE_FORMAT.search(text.replace("{{", "").replace("%%", "")):
+        raise RenderLimitError("it formats with too large a width")
