@@ -9,20 +9,27 @@ from tokenmill.core.model_card import ModelCard
 from tokenmill.core.request import FinishReason, Request, TokenDelta, check_prompt
 from tokenmill.core.step import SequenceResult, StepPlan
 from tokenmill.core.wire import WorkerStats
-from tokenmill.cost.shares import split_step
+from tokenmill.cost.shares import row_weight, split_step
 from tokenmill.engine.runners.base import Runner
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.sequence import Sequence
 
 
 class Engine:
-    """Not thread-safe: one loop owns it. `clock` measures the seconds that requests are charged."""
+    """Not thread-safe: one loop owns it.
 
-    def __init__(self, card: ModelCard, scheduler: Scheduler, runner: Runner, clock: Clock) -> None:
+    clock           measures the seconds that requests are charged
+    context_weight  attention work per context token, in units of a row's other work (cost/shares)
+    """
+
+    def __init__(
+        self, card: ModelCard, scheduler: Scheduler, runner: Runner, clock: Clock, *, context_weight: float = 0.0
+    ) -> None:
         self.card = card
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
+        self._context_weight = context_weight
         self._num_added = 0
 
     # -- requests --
@@ -98,7 +105,11 @@ class Engine:
         ]
 
     def _shares(self, plan: StepPlan, seconds: float) -> list[float]:
-        return split_step(seconds, [s.num_scheduled_tokens for s in plan.sequences])
+        weights = [
+            row_weight(s.num_scheduled_tokens, s.num_computed_tokens, context_weight=self._context_weight)
+            for s in plan.sequences
+        ]
+        return split_step(seconds, weights)
 
     # -- views --
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenmill.core.clock import SystemClock
 from tokenmill.core.errors import ConfigError
@@ -16,7 +17,11 @@ from tokenmill.engine.kvcache.sizing import size_pools
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.infra.memory import read_host_memory
 
+if TYPE_CHECKING:
+    from tokenmill.models.base import Model
+
 _DEFAULT_KV_SHARE = 0.4
+_PROBE_CONTEXT = 1024
 _DEFAULT_KV_LIMIT_BYTES = 4 * 2**30
 
 
@@ -84,7 +89,14 @@ def load_engine(
         created_s=int(time.time()),
     )
     runner = TorchRunner(model, model.allocate_caches(num_blocks, block_size), block_size)
-    return Engine(card, Scheduler(config.scheduler_limits, kv), runner, SystemClock())
+    scheduler = Scheduler(config.scheduler_limits, kv)
+    return Engine(card, scheduler, runner, SystemClock(), context_weight=_context_weight(model))
+
+
+def _context_weight(model: Model) -> float:
+    """Attention FLOPs that one more context token adds to a row, over the row's FLOPs without context."""
+    bare, far = (model.step_work([1], [context]).flops for context in (0, _PROBE_CONTEXT))
+    return (far - bare) / _PROBE_CONTEXT / bare
 
 
 def resolve_dtype(config: EngineConfig) -> str:
