@@ -14,6 +14,7 @@ TokenmillError
 └── SetupError                 (exit code 2) the system cannot be started as asked
     ├── ConfigError            a setting is unknown, contradictory or out of range
     ├── CheckpointError        a model folder or file cannot be used
+    ├── DownloadError          a model cannot be fetched
     └── ResourceError          port, disk, memory
 
 A message holds three things: what was asked, what is possible, what to do. Prompts are never quoted.

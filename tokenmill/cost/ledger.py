@@ -122,7 +122,10 @@ class Ledger:
     # -- requests --
 
     def begin(self, request_id: str, model: str, *, tenant: str | None = None, num_prompt_tokens: int = 0) -> None:
-        """Announce a request, so that its tenant is known while it runs. Without it, its first delta opens it."""
+        """Announce a request: its tenant is known while it runs, and an id used before starts anew.
+
+        Not announced, a request is opened by its first delta.
+        """
         self._requests.begin(request_id, model, tenant, num_prompt_tokens)
 
     def finish(

@@ -95,6 +95,7 @@ class RequestBook:
         self.counts_by_model: dict[str, TokenCounts] = {}
 
     def begin(self, request_id: str, model: str, tenant: str | None, num_prompt_tokens: int) -> None:
+        self._finished.pop(request_id, None)  # a client may use an id again; its earlier request is in the sums
         if request_id not in self._open:
             entry = self._add(request_id, model)
             entry.num_prompt_tokens = num_prompt_tokens
