@@ -117,6 +117,8 @@ def _read_rotary(fields: ConfigReader, head_dim: int, max_position: int) -> tupl
     settings.choice("partial_rotary_factor", [1, 1.0], 1.0)
     if kind == "default":
         return frequencies.plain(head_dim, theta), max_position
+    if kind == "divisors":
+        return frequencies.divided(head_dim, theta, divisors=settings.raw("divisors", [])), max_position
     factor = settings.number("factor")
     if kind == "linear":
         return frequencies.linear(head_dim, theta, factor=factor), max_position
@@ -130,7 +132,7 @@ def _read_rotary(fields: ConfigReader, head_dim: int, max_position: int) -> tupl
     return _read_yarn(settings, head_dim, theta, factor, original), max(max_position, int(factor * original))
 
 
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "divisors")  # divisors: what a GGUF stores of llama3
 
 
 def _read_yarn(settings: ConfigReader, head_dim: int, theta: float, factor: float, original: int) -> Rotary:

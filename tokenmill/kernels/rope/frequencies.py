@@ -7,6 +7,7 @@ reference code for the `llama3` rule. Formulas are restated at each function.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -29,6 +30,11 @@ def plain(dim: int, theta: float) -> Rotary:
 def linear(dim: int, theta: float, *, factor: float) -> Rotary:
     """Position interpolation: every frequency divided by `factor`."""
     return Rotary(tuple(f / factor for f in plain(dim, theta).frequencies))
+
+
+def divided(dim: int, theta: float, *, divisors: Sequence[float]) -> Rotary:
+    """Every frequency divided by a number of its own, as GGUF files store Llama 3's rule."""
+    return Rotary(tuple(f / d for f, d in zip(plain(dim, theta).frequencies, divisors, strict=True)))
 
 
 def llama3(
