@@ -1,0 +1,128 @@
+"""The FastAPI application: routes, the door around them, and errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+import tokenmill
+from tokenmill.api import generate_routes, info_routes, token_routes
+from tokenmill.api.config import ApiConfig
+from tokenmill.api.context import ApiContext, Lifecycle
+from tokenmill.api.door import Door
+from tokenmill.api.errors import MethodNotAllowedError, NoSuchRouteError
+from tokenmill.api.metrics import FleetCollector
+from tokenmill.api.model_service import ModelServices
+from tokenmill.api.openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from tokenmill.api.ports import DispatcherPort
+from tokenmill.api.request_metrics import RequestMetrics
+from tokenmill.core.clock import Clock, SystemClock
+from tokenmill.core.errors import BadRequestError
+from tokenmill.cost.rates import DeviceRate
+
+Handler = Callable[[HttpRequest, ApiContext], Awaitable[Response]]
+
+_POST: dict[str, tuple[Handler, type[BaseModel]]] = {
+    "/v1/chat/completions": (generate_routes.chat_completions, ChatRequest),
+    "/v1/completions": (generate_routes.completions, CompletionRequest),
+    "/tokenize": (token_routes.tokenize, TokenizeRequest),
+    "/detokenize": (token_routes.detokenize, DetokenizeRequest),
+}
+_GET: dict[str, Handler] = {
+    "/v1/models": info_routes.list_models,
+    "/v1/models/{model_id:path}": info_routes.get_model,
+    "/health": info_routes.health,
+    "/live": info_routes.live,
+    "/ready": info_routes.ready,
+    "/version": info_routes.version,
+    "/metrics": info_routes.metrics,
+}
+
+
+def create_app(
+    dispatcher: DispatcherPort,
+    config: ApiConfig | None = None,
+    *,
+    lifecycle: Lifecycle | None = None,
+    clock: Clock | None = None,
+    rng: random.Random | None = None,
+    rate: DeviceRate | None = None,
+) -> FastAPI:
+    """The HTTP door in front of `dispatcher`; `rate` is what one worker costs. Its context is `app.state.context`."""
+    config = config or ApiConfig()
+    context = ApiContext(
+        dispatcher=dispatcher,
+        config=config,
+        models=ModelServices(dispatcher, config),
+        metrics=RequestMetrics(),
+        clock=clock or SystemClock(),
+        lifecycle=lifecycle or Lifecycle(),
+        rng=rng or random.SystemRandom(),
+    )
+    context.metrics.registry.register(FleetCollector(dispatcher, context.clock, rate))
+    app = FastAPI(
+        title="tokenmill",
+        version=tokenmill.__version__,
+        lifespan=_lifespan,
+        redirect_slashes=False,
+        docs_url=None,  # the page would fetch its scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.context = context
+    for path, (handler, body) in _POST.items():
+        _add(app, path, handler, context, "POST", openapi_extra=_body_schema(body))
+    for path, handler in _GET.items():
+        _add(app, path, handler, context, "GET")
+    key = None if config.api_key is None else config.api_key.get_secret_value()
+    app.add_middleware(Door, api_key=key, on_error=context.metrics.count_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    app.state.context.models.close()
+
+
+def _add(app: FastAPI, path: str, handler: Handler, context: ApiContext, method: str, **extra: Any) -> None:
+    """Handlers read and write raw HTTP themselves; FastAPI routes them and describes them in /openapi.json."""
+
+    async def endpoint(request: HttpRequest) -> Response:
+        return await handler(request, context)
+
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=[method],
+        name=handler.__name__,
+        response_model=None,
+        description=handler.__doc__,
+        **extra,
+    )
+
+
+def _body_schema(body: type[BaseModel]) -> dict[str, Any]:
+    schema = body.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def _http_exception(request: HttpRequest, error: Exception) -> Response:
+    """What the framework itself refuses, unknown paths and methods, goes the way of all typed errors: to the Door."""
+    assert isinstance(error, HTTPException), f"registered for HTTPException: {error!r}"
+    path = request.url.path[:200]
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{request.method[:20]} {path} is not possible: use {allowed}"
+        raise MethodNotAllowedError(message, headers={"allow": allowed})
+    if error.status_code == 404:
+        raise NoSuchRouteError(f"{path} is not served here: /openapi.json lists what is")
+    raise BadRequestError(str(error.detail))

@@ -1,0 +1,160 @@
+"""The two generating routes: from a request body to a `Job`. Not responsible for: running it (answer.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from tokenmill.api.answer import Job, StreamedAnswer, whole_answer
+from tokenmill.api.body import read_body, unless_gone
+from tokenmill.api.context import ApiContext
+from tokenmill.api.generation import EncodedPrompt, expand
+from tokenmill.api.model_service import ModelService
+from tokenmill.api.openai_types import ChatRequest, CompletionRequest, GenerationFields
+from tokenmill.api.refusals import refuse_unsupported_chat, refuse_unsupported_completion
+from tokenmill.api.sampling import chat_sampling, completion_sampling
+from tokenmill.api.shapes import ChatShape, CompletionShape, Echo, Shape, ShapeOptions
+from tokenmill.core.errors import BadRequestError, ContextLengthError
+from tokenmill.core.request import SamplingParams, check_prompt
+
+
+async def chat_completions(http: HttpRequest, context: ApiContext) -> Response:
+    with context.lifecycle.request():
+        arrival_s = context.clock.now()
+        body = await read_body(http, ChatRequest, context.config.limits)
+        refuse_unsupported_chat(body)
+        service = await context.models.get(body.model)
+        sampling = chat_sampling(body, context.config.limits.max_stop_strings)
+        _check(body, sampling, service, num_prompts=1, context=context)
+        encoding = service.encode_chat(body.messages, body, salt=body.cache_salt)
+        prompts = [await unless_gone(http.receive, encoding)]
+        job = _job(body, service, sampling, prompts, arrival_s, context, ChatShape)
+        return await _respond(job, body, context, http)
+
+
+async def completions(http: HttpRequest, context: ApiContext) -> Response:
+    with context.lifecycle.request():
+        arrival_s = context.clock.now()
+        body = await read_body(http, CompletionRequest, context.config.limits)
+        refuse_unsupported_completion(body)
+        service = await context.models.get(body.model)
+        sampling = completion_sampling(body, context.config.limits.max_stop_strings)
+        _check(body, sampling, service, num_prompts=len(body.prompts()), context=context)
+        prompts = await unless_gone(http.receive, _encode_prompts(body, service))
+        echoes = [_echo(prompt, service) for prompt in prompts] if body.echo else None
+        job = _job(
+            body, service, sampling, prompts, arrival_s, context, lambda options: CompletionShape(options, echoes)
+        )
+        return await _respond(job, body, context, http)
+
+
+async def _encode_prompts(body: CompletionRequest, service: ModelService) -> list[EncodedPrompt]:
+    prompts = body.prompts()
+    return [
+        await service.encode_prompt(
+            prompt,
+            add_special_tokens=body.add_special_tokens is not False,
+            salt=body.cache_salt,
+            param="prompt" if len(prompts) == 1 else f"prompt[{i}]",
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def _echo(prompt: EncodedPrompt, service: ModelService) -> Echo:
+    """What the client sent, or the text of the ids it sent; ids without a tokenizer have none."""
+    tokenizer = service.tokenizer
+    if tokenizer is None:
+        return Echo("", f"token_id:{prompt.token_ids[0]}")
+    decoded = tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+    text = tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
+    return Echo(text, tokenizer.token_text(prompt.token_ids[0]), len(text) - len(decoded))
+
+
+def _check(
+    body: GenerationFields, sampling: SamplingParams, service: ModelService, *, num_prompts: int, context: ApiContext
+) -> None:
+    """Everything that can be refused before a prompt is encoded."""
+    sampling.check(service.card.vocab_size)
+    if body.stream_options is not None and not body.stream:
+        raise BadRequestError(
+            "stream_options needs stream=true: set it or leave the options out", param="stream_options"
+        )
+    if sampling.stop:
+        service.require_tokenizer("stop")
+    num_choices, limit = num_prompts * sampling.n, context.config.limits.max_choices
+    if num_choices > limit:
+        raise BadRequestError(
+            f"{num_prompts} prompts x n={sampling.n} are {num_choices} choices: ask for at most {limit}", param="n"
+        )
+
+
+def _job(
+    body: GenerationFields,
+    service: ModelService,
+    sampling: SamplingParams,
+    prompts: Sequence[EncodedPrompt],
+    arrival_s: float,
+    context: ApiContext,
+    make_shape: Callable[[ShapeOptions], Shape],
+) -> Job:
+    card = service.card
+    shape = make_shape(
+        ShapeOptions(
+            prompts=prompts,
+            n=sampling.n,
+            has_prompt_logprobs=body.prompt_logprobs is not None,
+            has_token_ids=bool(body.return_token_ids) or service.tokenizer is None,
+        )
+    )
+    answer_id = shape.id_prefix + uuid.uuid4().hex
+    requests = expand(
+        answer_id,
+        card,
+        prompts,
+        sampling,
+        max_tokens=[_room(body, sampling, prompt, service) for prompt in prompts],
+        seed=context.draw_seed() if sampling.seed is None else sampling.seed,
+        arrival_s=arrival_s,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt,
+        tenant=body.user,
+    )
+    options = body.stream_options
+    has_usage = bool(options and options.include_usage)
+    return Job(
+        answer_id=answer_id,
+        created_s=int(time.time()),
+        model=body.model or card.name,
+        requests=requests,
+        tokenizer=service.tokenizer,
+        shape=shape,
+        deadline_s=asyncio.get_running_loop().time() + context.config.limits.request_timeout_s,
+        has_usage=has_usage,
+        has_continuous_usage=has_usage and bool(options and options.continuous_usage_stats),
+    )
+
+
+def _room(body: GenerationFields, sampling: SamplingParams, prompt: EncodedPrompt, service: ModelService) -> int:
+    """How many tokens this prompt may get; an error names the field that the client really sent."""
+    card = service.card
+    try:
+        return check_prompt(len(prompt.token_ids), sampling.max_tokens, card.max_model_len, card.kv_capacity_tokens)
+    except ContextLengthError as error:
+        if isinstance(body, ChatRequest):
+            if error.param == "prompt":
+                error.param = "messages"
+            elif body.max_completion_tokens is not None:
+                error.param = "max_completion_tokens"
+        raise
+
+
+async def _respond(job: Job, body: GenerationFields, context: ApiContext, http: HttpRequest) -> Response:
+    if body.stream:
+        return StreamedAnswer(job, context, http.state.request_id)
+    return await whole_answer(job, context, http)

@@ -1,0 +1,95 @@
+"""Wishes that a well-formed request may hold and that this build cannot serve: refused by name, never ignored.
+
+Serving one of them starts with taking its line out of the table. Values that ask for nothing are let through.
+Not responsible for: content parts (text/messages.py refuses those that are no text).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tokenmill.api.openai_types import ChatRequest, CompletionRequest, TemplateFields
+from tokenmill.core.errors import CapabilityError
+
+
+def _is_one_of(*harmless: Any) -> Callable[[Any], bool]:
+    return lambda value: any(value == option and type(value) is type(option) for option in harmless)
+
+
+_nothing = _is_one_of(False, "", [], {})
+
+#: field -> (is the value harmless?, what can be asked instead); null is always harmless.
+_ANY_ROUTE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "response_format": (lambda value: isinstance(value, dict) and value.get("type") == "text", "only type 'text'"),
+    "structured_outputs": (_nothing, "free text only"),
+    "guided_json": (_nothing, "free text only"),
+    "guided_regex": (_nothing, "free text only"),
+    "guided_choice": (_nothing, "free text only"),
+    "guided_grammar": (_nothing, "free text only"),
+    "use_beam_search": (_nothing, "sampling only"),
+    "length_penalty": (_is_one_of(1, 1.0), "it belongs to beam search"),
+    "logits_processors": (_nothing, "use logit_bias"),
+    "bad_words": (_nothing, "use logit_bias with -100"),
+    "allowed_token_ids": (_nothing, "use logit_bias"),
+    "truncate_prompt_tokens": (_nothing, "shorten the prompt before sending it"),
+    "prompt_embeds": (_nothing, "send text or token ids"),
+    "skip_special_tokens": (_is_one_of(True), "special tokens are never shown; ask for return_token_ids"),
+    "return_tokens_as_token_ids": (_nothing, "ask for return_token_ids"),
+    "kv_transfer_params": (_nothing, "the server places requests itself"),
+}
+_CHAT = {
+    "modalities": (lambda value: isinstance(value, list) and set(map(str, value)) <= {"text"}, "only ['text']"),
+    "audio": (_nothing, "text only"),
+    "web_search_options": (_nothing, "put what the model should know into the messages"),
+    "echo": (_nothing, "use /v1/completions"),
+    "documents": (_nothing, "put them into a message"),
+    "chat_template": (_nothing, "start the server with --chat-template"),
+    "add_special_tokens": (_nothing, "the template writes them"),
+    "tool_choice": (_is_one_of("none", "auto"), "only 'none'"),
+    "function_call": (_is_one_of("none", "auto"), "only 'none'"),
+}
+_COMPLETION = {
+    "suffix": (_nothing, "put the whole context into the prompt"),
+}
+
+
+def refuse_unsupported_chat(body: ChatRequest) -> None:
+    """Raise CapabilityError for the first field that asks for what cannot be served."""
+    _refuse(body.model_extra or {}, _ANY_ROUTE | _CHAT)
+    _refuse_tools(body.model_extra or {})
+    _refuse_best_of(body)
+
+
+def refuse_unsupported_completion(body: CompletionRequest) -> None:
+    _refuse(body.model_extra or {}, _ANY_ROUTE | _COMPLETION)
+    _refuse_best_of(body)
+
+
+def refuse_unsupported_template(body: TemplateFields) -> None:
+    """For /tokenize, where tools would change the prompt without a trace in it."""
+    _refuse(body.model_extra or {}, {"chat_template": _CHAT["chat_template"]})
+    _refuse_tools(body.model_extra or {})
+
+
+def _refuse(extra: dict[str, Any], table: dict[str, tuple[Callable[[Any], bool], str]]) -> None:
+    for name in extra.keys() & table.keys():
+        is_harmless, instead = table[name]
+        if extra[name] is not None and not is_harmless(extra[name]):
+            raise CapabilityError(f"{name} cannot be served as asked: {instead}", param=name)
+
+
+def _refuse_tools(extra: dict[str, Any]) -> None:
+    for name, choice in (("tools", "tool_choice"), ("functions", "function_call")):
+        if extra.get(name) and extra.get(choice) != "none":
+            raise CapabilityError(
+                f"{name} cannot be served: calls are not recognised in the output; leave {name} out or set "
+                f"{choice} to 'none'",
+                param=name,
+            )
+
+
+def _refuse_best_of(body: ChatRequest | CompletionRequest) -> None:
+    best_of, n = (body.model_extra or {}).get("best_of"), body.n or 1
+    if best_of is not None and best_of != n:
+        raise CapabilityError(f"best_of={best_of!r} with n={n} cannot be served: only best_of = n", param="best_of")
