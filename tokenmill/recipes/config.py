@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,11 +20,13 @@ class ModelConfig(FrozenConfig):
     model              path, alias or hf:org/name
     served_model_name  what clients call it; None: made from `model`
     workers            processes that serve it; None: operations.workers
+    runner             native computes; modelled counts up on modelled step times, for trials of everything around
     """
 
     model: str = Field(min_length=1)
     served_model_name: str | None = Field(default=None, min_length=1)
     workers: int | None = Field(default=None, ge=1)
+    runner: Literal["native", "modelled"] = "native"
     engine: EngineConfig = EngineConfig()
 
     @property

@@ -15,6 +15,7 @@ class Flag:
     path      setting in DeploymentConfig; `models.*` is every model
     help      one line
     is_bool   given without a value; `--no-NAME` is its opposite
+    value     what the value is, for --help
     aliases   other spellings, with their dashes
     group     heading in --help
     """
@@ -24,6 +25,7 @@ class Flag:
     help: str
     group: str
     is_bool: bool = False
+    value: str = "TEXT"
     aliases: tuple[str, ...] = ()
 
     @property
@@ -35,43 +37,56 @@ class Flag:
         return "TOKENMILL_" + self.key.upper()
 
 
-_DOOR, _MODEL, _FLEET, _COST = "HTTP", "Model and engine", "Fleet", "Cost"
+def _api(name: str, help_: str, value: str = "TEXT") -> Flag:
+    return Flag(name, f"api.{name.replace('-', '_')}", help_, "HTTP", value=value)
+
+
+def _engine(name: str, help_: str, value: str = "TEXT", *, is_bool: bool = False) -> Flag:
+    return Flag(name, f"models.*.engine.{name.replace('-', '_')}", help_, "Model and engine", is_bool, value)
+
+
+def _fleet(name: str, setting: str, help_: str, value: str, *aliases: str) -> Flag:
+    return Flag(name, f"operations.{setting}", help_, "Fleet", False, value, aliases)
+
+
+def _cost(name: str, help_: str, value: str, *aliases: str) -> Flag:
+    return Flag(name, f"cost.{name.replace('-', '_')}", help_, "Cost", False, value, aliases)
+
 
 FLAGS: tuple[Flag, ...] = (
-    Flag("host", "api.host", "Address to listen on.", _DOOR),
-    Flag("port", "api.port", "Port to listen on; 0 takes a free one.", _DOOR),
-    Flag("api-key", "api.api_key", "Bearer key that clients must send.", _DOOR),
-    Flag("chat-template", "api.chat_template", "File with a Jinja chat template to use instead.", _DOOR),
-    Flag("stream-interval", "api.stream_interval", "Output tokens per streamed chunk.", _DOOR),
-    Flag("log-level", "api.log_level", "debug, info, warning or error.", _DOOR),
-    Flag("log-format", "api.log_format", "text or json.", _DOOR),
+    _api("host", "Address to listen on."),
+    _api("port", "Port to listen on; 0 takes a free one.", "N"),
+    _api("api-key", "Bearer key that clients must send."),
+    _api("chat-template", "File with a Jinja chat template to use instead of the model's.", "FILE"),
+    _api("stream-interval", "Output tokens per streamed chunk.", "N"),
+    _api("log-level", "debug, info, warning or error."),
+    _api("log-format", "text or json."),
     Flag(
-        "served-model-name", "models.*.served_model_name", "Name for clients; give it again for further names.", _MODEL
+        "served-model-name",
+        "models.*.served_model_name",
+        "Name for clients; give it again for further names.",
+        "Model and engine",
+        value="NAME",
     ),
-    Flag("max-model-len", "models.*.engine.max_model_len", "Context limit, prompt + output (8k, 8K).", _MODEL),
-    Flag("max-num-seqs", "models.*.engine.max_num_seqs", "Most sequences in one step.", _MODEL),
-    Flag("max-num-batched-tokens", "models.*.engine.max_num_batched_tokens", "Token budget of one step.", _MODEL),
-    Flag("block-size", "models.*.engine.block_size", "Source tokens per KV block.", _MODEL),
-    Flag("kv-cache-memory-bytes", "models.*.engine.kv_cache_memory_bytes", "KV cache per worker (2GiB).", _MODEL),
-    Flag("dtype", "models.*.engine.dtype", "auto, float32 or bfloat16.", _MODEL),
-    Flag("num-threads", "models.*.engine.num_threads", "Threads per worker.", _MODEL),
-    Flag("enable-prefix-caching", "models.*.engine.enable_prefix_caching", "Reuse KV of equal prefixes.", _MODEL, True),
-    Flag(
-        "enable-chunked-prefill",
-        "models.*.engine.enable_chunked_prefill",
-        "Split long prompts over steps.",
-        _MODEL,
-        True,
-    ),
-    Flag("deterministic", "models.*.engine.deterministic", "Same seed, same text, whatever the batch.", _MODEL, True),
-    Flag("workers", "operations.workers", "Worker processes per model.", _FLEET, aliases=("-w",)),
-    Flag("router-policy", "operations.router", "How requests are placed on workers.", _FLEET),
-    Flag("max-queued-requests", "operations.max_queued_requests", "Requests that may wait, per model.", _FLEET),
-    Flag("request-timeout", "operations.request_timeout_s", "From submission to last token (10m).", _FLEET),
-    Flag("drain-timeout", "operations.drain_timeout_s", "Time to finish what runs after SIGTERM (30s).", _FLEET),
-    Flag("price-per-hour", "cost.price_per_hour", "Dollars per hour of this machine.", _COST),
-    Flag("watts", "cost.watts", "Power draw of this machine.", _COST),
-    Flag("slo", "cost.slo", "Latency objectives: ttft=500ms,tpot=50ms.", _COST, aliases=("--goodput",)),
+    _engine("max-model-len", "Context limit, prompt + output (8k = 8000, 8K = 8192).", "N"),
+    _engine("max-num-seqs", "Most sequences in one step.", "N"),
+    _engine("max-num-batched-tokens", "Token budget of one step.", "N"),
+    _engine("block-size", "Source tokens per KV block.", "N"),
+    _engine("kv-cache-memory-bytes", "KV cache of one worker (2GiB).", "BYTES"),
+    _engine("dtype", "auto, float32 or bfloat16."),
+    _engine("kv-cache-dtype", "Storage of KV rows, if the model has a choice."),
+    _engine("num-threads", "Threads of one worker.", "N"),
+    _engine("enable-prefix-caching", "Reuse KV of equal prefixes.", is_bool=True),
+    _engine("enable-chunked-prefill", "Split long prompts over steps.", is_bool=True),
+    _engine("deterministic", "Same seed, same text, whatever else is in the batch.", is_bool=True),
+    _fleet("workers", "workers", "Worker processes per model.", "N", "-w"),
+    _fleet("router-policy", "router", "How requests are placed on workers.", "NAME"),
+    _fleet("max-queued-requests", "max_queued_requests", "Requests that may wait, per model.", "N"),
+    _fleet("request-timeout", "request_timeout_s", "From submission to last token (10m).", "TIME"),
+    _fleet("drain-timeout", "drain_timeout_s", "Time to finish what runs after SIGTERM (30s).", "TIME"),
+    _cost("price-per-hour", "Dollars per hour of this machine.", "USD"),
+    _cost("watts", "Power draw of this machine.", "W"),
+    _cost("slo", "Latency objectives: ttft=500ms,tpot=50ms.", "TEXT", "--goodput"),
 )
 
 BY_KEY = {flag.key: flag for flag in FLAGS}

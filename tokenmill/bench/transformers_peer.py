@@ -1,0 +1,125 @@
+"""Hugging Face transformers on the same prompts: static batches, at the batch size and attention that suit it best.
+
+Not responsible for: our own engine (throughput.py), or printing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmill.core.errors import SetupError
+
+ATTENTIONS = ("sdpa", "eager")
+_PROBE_TOKENS = 9  # 1 for the prefill, 8 for the mean decode step
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`seconds` is the estimate for the whole workload from one short probe."""
+
+    batch_size: int
+    attention: str
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class TransformersPeer:
+    """One model of transformers, from the same checkpoint and in the same dtype as ours."""
+
+    def __init__(self, path: Path, dtype: str, num_threads: int) -> None:
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            raise SetupError(f"--against transformers needs it installed: pip install transformers ({error})") from None
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        torch.set_num_threads(num_threads)
+        where: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
+        if path.suffix == ".gguf":
+            where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        self._torch = torch
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype)).eval()
+        self.num_threads = num_threads
+
+    def generate(self, prompts: Sequence[list[int]], osl: int, setting: Setting) -> list[list[int]]:
+        """Greedy, exactly `osl` tokens each, in batches of setting.batch_size. Prompts must have one length."""
+        self.model.set_attn_implementation(setting.attention)
+        outputs: list[list[int]] = []
+        for start in range(0, len(prompts), setting.batch_size):
+            outputs += self._generate_batch(prompts[start : start + setting.batch_size], osl)
+        return outputs
+
+    def _generate_batch(self, batch: Sequence[list[int]], osl: int) -> list[list[int]]:
+        ids = self._torch.tensor(batch)
+        with self._torch.inference_mode():
+            out = self.model.generate(
+                ids,
+                attention_mask=self._torch.ones_like(ids),
+                max_new_tokens=osl,
+                min_new_tokens=osl,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=None,
+                generation_config=self._generation_config(),
+            )
+        return [row[ids.shape[1] :] for row in out.tolist()]
+
+    def _generation_config(self) -> Any:
+        """A fresh one: the checkpoint's own may ask for sampling or penalties."""
+        from transformers import GenerationConfig
+
+        return GenerationConfig(use_cache=True)
+
+    def find_best(
+        self, prompts: Sequence[list[int]], osl: int, on_probe: Callable[[Setting], None]
+    ) -> tuple[Setting, list[Setting]]:
+        """The quickest setting by short probes, and all that were tried. Larger batches until they stop paying."""
+        tried: list[Setting] = []
+        for attention in ATTENTIONS:
+            best_s, num_worse = float("inf"), 0
+            for batch_size in batch_sizes(len(prompts)):
+                setting = Setting(batch_size, attention, self._estimate(prompts, osl, batch_size, attention))
+                tried.append(setting)
+                on_probe(setting)
+                num_worse = num_worse + 1 if setting.seconds > best_s else 0
+                best_s = min(best_s, setting.seconds)
+                if num_worse == 2:
+                    break
+        return min(tried, key=lambda setting: setting.seconds), tried
+
+    def _estimate(self, prompts: Sequence[list[int]], osl: int, batch_size: int, attention: str) -> float:
+        """Seconds for all prompts: (prefill + osl - 1 decode steps) per batch, both measured on one batch."""
+        probe, batch = Setting(batch_size, attention, 0.0), prompts[:batch_size]
+        self.generate(batch[:1], 2, probe)  # the first call of a shape allocates
+        prefill_s = self._time(batch, 1, probe)
+        step_s = max(0.0, self._time(batch, _PROBE_TOKENS, probe) - prefill_s) / (_PROBE_TOKENS - 1)
+        return len(prompts) / batch_size * (prefill_s + step_s * (osl - 1))
+
+    def _time(self, batch: Sequence[list[int]], osl: int, setting: Setting) -> float:
+        began_s = time.perf_counter()
+        self.generate(batch, osl, setting)
+        return time.perf_counter() - began_s
+
+
+def batch_sizes(num_prompts: int) -> list[int]:
+    """4, 8, 16 … and all at once; 1 where there are few prompts."""
+    powers = [size for size in (4, 8, 16, 32, 64, 128) if size < num_prompts]
+    return [*([1] if num_prompts < 8 else []), *powers, num_prompts]
+
+
+def common_prefix_share(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
+    """Median share of each answer up to the first token that differs: both ran the same model only if it is high."""
+    shares = []
+    for mine, other in zip(ours, theirs, strict=True):
+        length = min(len(mine), len(other))
+        first = next((i for i in range(length) if mine[i] != other[i]), length)
+        shares.append(first / length if length else 1.0)
+    return statistics.median(shares)

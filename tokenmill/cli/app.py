@@ -1,0 +1,34 @@
+"""Puts the commands together. Not responsible for: running them (main.py)."""
+
+from __future__ import annotations
+
+import typer
+
+import tokenmill
+from tokenmill.cli import bench, chat, doctor, generate, models, pull, recipe, serve
+
+
+def build_app() -> typer.Typer:
+    app = typer.Typer(
+        name="tokenmill",
+        help="LLM inference whose one objective is cost per token.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    serve.add_to(app)
+    for module in (chat, generate, pull, models, doctor):
+        module.add_to(app)
+    app.add_typer(bench.build_app(), name="bench")
+    app.add_typer(recipe.build_app(), name="recipe")
+    return app
+
+
+def _root(
+    version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
+) -> None:
+    if version:
+        print(f"tokenmill {tokenmill.__version__}")
+        raise typer.Exit()
