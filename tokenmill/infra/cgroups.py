@@ -45,7 +45,7 @@ def _levels(root: Path, controller: str) -> Iterator[Path]:
             bases = [mount / controller, mount / names]
         else:
             continue
-        for base in bases:
+        for base in dict.fromkeys(bases):
             inner = base / path.lstrip("/")
             yield from (level for level in (inner, *inner.parents) if level.is_relative_to(base) and level.is_dir())
 

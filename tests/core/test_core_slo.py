@@ -85,8 +85,9 @@ def test_canonical_spelling_reads_back(ttft: int | None, tpot: int | None, e2e: 
     if ttft or tpot or e2e:
         slo = SLO(*(None if ms is None else ms / 1e3 for ms in (ttft, tpot, e2e)))
         back = SLO.parse(str(slo))
-        for name in ("ttft_s", "tpot_s", "e2e_s"):
-            assert getattr(back, name) == pytest.approx(getattr(slo, name), rel=1e-9)
+        assert str(back) == str(slo)
+        bounds = [(back.ttft_s, ttft), (back.tpot_s, tpot), (back.e2e_s, e2e)]
+        assert [s and round(s * 1e3) for s, _ in bounds] == [ms for _, ms in bounds]
 
 
 @given(bound=st.floats(1e-3, 10), value=st.floats(0, 20), slack=st.floats(0, 5))
