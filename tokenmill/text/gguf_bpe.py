@@ -79,9 +79,6 @@ def _source(metadata: dict[str, Any], pre: str) -> TokenizerSource:
     tokens: list[str] = metadata[_PREFIX + "tokens"]
     hf = _bpe(tokens, metadata[_PREFIX + "merges"], pre)
     _add_tokens(hf, tokens, metadata[_PREFIX + "token_type"])
-    bos = metadata.get(_PREFIX + "bos_token_id")
-    if bos is not None and metadata.get(_PREFIX + "add_bos_token", pre == "llama-bpe"):
-        hf.post_processor = _begin_with(tokens[bos], bos)
     ends = [i for name in _EOS_NAMES if (i := metadata.get(_PREFIX + name)) is not None]
     roles = {role: metadata.get(f"{_PREFIX}{name}_token_id") for role, name in _ROLES.items()}
     return TokenizerSource(
@@ -89,6 +86,7 @@ def _source(metadata: dict[str, Any], pre: str) -> TokenizerSource:
         eos_token_ids=tuple(dict.fromkeys(ends)),
         chat_templates=_chat_templates(metadata),
         special_tokens={role: tokens[i] for role, i in roles.items() if i is not None},
+        add_bos_token=bool(metadata.get(_PREFIX + "add_bos_token", pre == "llama-bpe")),
     )
 
 
@@ -115,14 +113,6 @@ def _add_tokens(hf: Any, tokens: list[str], types: list[int]) -> None:
     pairs = list(zip(tokens, types, strict=True))
     hf.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, kind in pairs if kind == _CONTROL])
     hf.add_tokens([AddedToken(t, special=False, normalized=False) for t, kind in pairs if kind == _USER_DEFINED])
-
-
-def _begin_with(token: str, token_id: int) -> Any:
-    from tokenizers import processors
-
-    return processors.TemplateProcessing(
-        single=[token, "$A"], pair=[token, "$A", "$B"], special_tokens=[(token, token_id)]
-    )
 
 
 def _chat_templates(metadata: dict[str, Any]) -> dict[str, str]:

@@ -20,12 +20,14 @@ class TokenizerSource(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids    ids that the model's configuration names as ends of a text
     chat_templates   by name; the one used when nobody asks for another is "default"
     special_tokens   by role ("bos_token": "<s>"), as chat templates expect them
+    add_bos_token    whether texts get the begin token in front; None: tokenizer.json says it
     """
 
     tokenizer_json: bytes
     eos_token_ids: tuple[int, ...] = ()
     chat_templates: dict[str, str] = {}
     special_tokens: dict[str, str] = {}
+    add_bos_token: bool | None = None
 
     def digest(self) -> str:
         """Hex digest of the content; equal for equal tokenizers wherever they lie."""
@@ -42,6 +44,7 @@ def read_folder(folder: Path) -> TokenizerSource:
         eos_token_ids=_eos_token_ids(folder),
         chat_templates=_chat_templates(folder, config.get("chat_template")),
         special_tokens=special_tokens,
+        add_bos_token=add_bos if isinstance(add_bos := config.get("add_bos_token"), bool) else None,
     )
 
 

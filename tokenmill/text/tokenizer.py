@@ -37,11 +37,12 @@ class Tokenizer:
         self._hf.no_truncation()
         self._hf.no_padding()
         added: dict[int, Any] = self._hf.get_added_tokens_decoder()
-        self.vocab_size: int = max([self._hf.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added)])
+        self.vocab_size: int = 1 + max(self._hf.get_vocab(with_added_tokens=True).values(), default=-1)
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tokens = dict(source.special_tokens)
         self.eos_token_ids = _eos_token_ids(source, self._hf, path)
         self.bos_token_id: int | None = self._hf.token_to_id(self.special_tokens.get("bos_token", ""))
+        self._add_bos_token = source.add_bos_token
         self.chat_templates = dict(source.chat_templates)
         self.digest = source.digest()
         self.decoder: TokenDecoder = _decoder(self._hf, path)
@@ -69,18 +70,22 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`. Special tokens written in `text` are recognised.
 
-        add_special_tokens  let the tokenizer add its begin token (some add none); a text that already starts with
+        add_special_tokens  put the begin token in front, for tokenizers that do so; a text that already starts with
                             one does not get a second
         """
+        by_tokenizer = add_special_tokens and self._add_bos_token is None
         try:
             # the batch call lets other Python threads run meanwhile; a single encode() does not
-            ids: list[int] = self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            ids: list[int] = self._hf.encode_batch_fast([text], add_special_tokens=by_tokenizer)[0].ids
         except TypeError:
-            _check_text(text)
-            raise
+            raise _not_unicode(text) from None
+        return self._with_one_begin(ids) if add_special_tokens else ids
+
+    def _with_one_begin(self, ids: list[int]) -> list[int]:
         bos = self.bos_token_id
-        has_two = add_special_tokens and bos is not None and ids[:2] == [bos, bos]
-        return ids[1:] if has_two else ids
+        if bos is not None and self._add_bos_token and ids[:1] != [bos]:
+            return [bos, *ids]
+        return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are no UTF-8 become U+FFFD, ids without a token have no text."""
@@ -142,10 +147,7 @@ def _decoder(hf: Any, path: Path) -> TokenDecoder:
         raise CheckpointError(f"{path}: {error.message}") from None
 
 
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRequestError(
-            f"the text holds half of a surrogate pair at character {error.start}: send valid Unicode"
-        ) from None
+def _not_unicode(text: str) -> BadRequestError:
+    """Why the tokenizer took `text` for no text at all."""
+    at = next(i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff")
+    return BadRequestError(f"the text holds half of a surrogate pair at character {at}: send valid Unicode")
