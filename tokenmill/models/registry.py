@@ -28,7 +28,7 @@ MODELS = Registry(
         "MistralForCausalLM": "tokenmill.models.llama:build",
         "Qwen2ForCausalLM": "tokenmill.models.llama:build",
         "Qwen3ForCausalLM": "tokenmill.models.llama:build",
-        "DeepseekV4ForCausalLM": "tokenmill.models.deepseek_v4:build",
+        "DeepseekV4ForCausalLM": "tokenmill.models.deepseek_v4.builder:build",
     },
 )
 
