@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.core.errors import CheckpointError
-from tokenmill.models.gguf_header import read_gguf_metadata
+from tokenmill.models.gguf_file import GGUFFile
 
 #: Source tokens per logical block by model_type; V4's heavily compressed groups keep one row per 128 tokens.
 _BLOCK_SIZES = {"deepseek_v4": 128}
@@ -34,8 +34,9 @@ def read_model_facts(path: Path) -> ModelFacts:
 
 
 def _from_gguf(path: Path) -> tuple[str, int | None]:
-    values = read_gguf_metadata(path, ("general.architecture", "*.context_length"))
-    return str(values.get("general.architecture", "unknown")), values.get("*.context_length")
+    metadata = GGUFFile(path).metadata
+    architecture = str(metadata.get("general.architecture", "unknown"))
+    return architecture, metadata.get(f"{architecture}.context_length")
 
 
 def _from_folder(path: Path) -> tuple[str, int | None]:
