@@ -1,4 +1,4 @@
-"""What the dispatcher's decisions ask its surroundings to do: frozen orders between dispatch.py and whoever drives it."""
+"""What the decisions of dispatch.py ask for: frozen orders to whoever drives it (dispatcher.py, the twin)."""
 
 from __future__ import annotations
 
