@@ -14,11 +14,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-MAX_UNITS = 64 * 2**20
+#: What a template may make of nothing, and what more per unit of the conversation that it is given.
+BASE_UNITS = 32 * 2**20
+UNITS_PER_INPUT_UNIT = 32
+#: Written out, a value may have this many characters and elements, and the conversation's size four times over.
+#: Parts that are shared count each time they appear.
+BASE_VALUE_SIZE = 8 * 2**20
 MAX_SECONDS = 5.0
-#: Written out, a value may have this many characters and elements, shared parts counted each time they appear.
-MAX_VALUE_SIZE = 16 * 2**20
-_STEP_UNITS = 8
+_STEP_UNITS = 16
 _ELEMENT_UNITS = 8
 _MAX_INT_BITS = 4096
 #: A width or precision of four digits or more, or one taken from an argument
@@ -34,11 +37,22 @@ class RenderLimitError(Exception):
 class RenderBudget:
     """One rendering's allowance; used by one thread."""
 
-    def __init__(self, max_units: int = MAX_UNITS, max_seconds: float = MAX_SECONDS) -> None:
-        self._units = max_units
+    def __init__(self, max_seconds: float = MAX_SECONDS) -> None:
+        self._units = BASE_UNITS
+        self._max_value_size = BASE_VALUE_SIZE
         self._deadline_s = time.monotonic() + max_seconds
         # id -> (value, size): the value is kept so that its id stays its own. Sandboxed values never change.
         self._sizes: dict[int, tuple[Any, int]] = {}
+
+    @property
+    def units_left(self) -> int:
+        return self._units
+
+    def grant(self, conversation: Any) -> None:
+        """Allow as much more as this input is large."""
+        size = self.size(conversation)
+        self._units += UNITS_PER_INPUT_UNIT * size
+        self._max_value_size += 4 * size
 
     def spend(self, units: int) -> None:
         self._units -= units
@@ -59,7 +73,7 @@ class RenderBudget:
             self.spend(_ELEMENT_UNITS * len(value))
         else:
             return value
-        if self.size(value) > MAX_VALUE_SIZE:
+        if self.size(value) > self._max_value_size:
             raise RenderLimitError("it makes too large a value")
         return value
 

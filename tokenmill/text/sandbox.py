@@ -19,7 +19,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from tokenmill.text.render_budget import RenderBudget, RenderLimitError, check_format, check_operator, current, spending
-from tokenmill.text.template_filters import STR_METHODS, bounded_filters, call_str_method, paying
+from tokenmill.text.template_filters import STR_METHODS, bounded_filters, paying, str_method
 
 MAX_TEMPLATE_CHARS = 256 * 2**10
 _COMPARING_TESTS = [
@@ -78,13 +78,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         current().step()
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str) and name in STR_METHODS:
-            result = call_str_method(owner, name, __obj, args, kwargs)
-        else:
-            result = super().call(__context, __obj, *args, **kwargs)
-        return current().made(result)
+            __obj = str_method(owner, name, __obj)
+        return current().made(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
+        if wrapped is not None and value.__name__ not in STR_METHODS:
+            raise SecurityError(f"{value.__name__} is not available")
         if wrapped is not None:
             check_format(value.__self__)
         return wrapped
@@ -111,6 +111,7 @@ def render(template: Template, variables: dict[str, Any], budget: RenderBudget |
     with spending(budget or RenderBudget()) as budget:
         pieces = []
         try:
+            budget.grant(variables)
             for piece in template.root_render_func(template.new_context(variables)):
                 budget.step()
                 pieces.append(budget.made(piece))

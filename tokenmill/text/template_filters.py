@@ -47,13 +47,11 @@ def paying(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_budget
 
 
-def call_str_method(text: str, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`text.name(*args)`; the methods that can make much of little go through their filters."""
+def str_method(text: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """`text.name`; for the methods that can make much of little, the function behind their filter."""
     if name == "replace":
-        return _replace(text, *args, **kwargs)
-    if name == "join":
-        return _join_parts(text, *args, **kwargs)
-    return function(*args, **kwargs)
+        return functools.partial(_replace, text)
+    return functools.partial(_join_parts, text) if name == "join" else method
 
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
