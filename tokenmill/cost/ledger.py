@@ -21,6 +21,9 @@ from tokenmill.cost.rates import DeviceRate
 from tokenmill.cost.requests import GroupTotals, Outcome, RequestBook, RequestCost
 from tokenmill.cost.totals import NOTHING, TimeKind, TokenCounts, Totals
 
+#: Workers remembered by name, so that an old Hello of one that is gone does not start a bill.
+_MAX_NAMES = 10_000
+
 
 class Ledger:
     """
@@ -190,7 +193,7 @@ class Ledger:
         life = self._lives.pop(key)
         self._folded[life.model] = self._folded.get(life.model, NOTHING) + _life_totals(life)
         self._folded_balance += life.balance(life.until_s)
-        if self._newest.get(key[0]) == key[1]:
+        if len(self._newest) > _MAX_NAMES and self._newest.get(key[0]) == key[1]:
             del self._newest[key[0]]
 
 

@@ -71,7 +71,7 @@ class WorkerLife:
     def accept(self, frame: StepFrame) -> bool:
         """Take note of a frame; False when it was here before, or its times are no times."""
         key = (frame.until_s, frame.stats.steps_total, frame.num_received)
-        if not _is_sound(frame) or self._is_known(key):
+        if not _is_sound(frame) or self._is_before_the_bill(frame) or self._is_known(key):
             return False
         self._remembered.append(key)
         if len(self._remembered) > _NUM_REMEMBERED:
@@ -80,12 +80,16 @@ class WorkerLife:
             self.until_s, self.stats = frame.until_s, frame.stats
         return True
 
+    def _is_before_the_bill(self, frame: StepFrame) -> bool:
+        """Its middle decides: the ends of neighbouring frames agree only up to rounding."""
+        covered_s = frame.busy_s + frame.idle_s + frame.startup_s
+        return frame.until_s - covered_s / 2 < self._billed_from_s
+
     def _is_known(self, key: _FrameKey) -> bool:
-        """A second copy, or so old that it could be one, or from before the bill began."""
-        until_s = key[0]
-        if until_s > self.until_s:
+        """A second copy, or so old that it could be one."""
+        if key[0] > self.until_s:
             return False
-        return until_s < self._billed_from_s or until_s <= self._forgotten_until_s or key in self._remembered
+        return key[0] <= self._forgotten_until_s or key in self._remembered
 
     def charge(self, kind: TimeKind, seconds: float, joules: float | None) -> None:
         self._tallies[kind].charge(seconds, self.rate, joules)

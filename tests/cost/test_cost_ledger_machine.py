@@ -1,0 +1,243 @@
+"""Random fleets against the ledger: whatever happens, the bill is process seconds, and every second has one owner.
+
+A model beside it keeps the truth in whole numbers (ticks of 2**-10 s), so that comparisons are exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from tokenmill.core.request import TokenDelta
+from tokenmill.core.wire import StepFrame, WorkerStats
+from tokenmill.cost.ledger import Ledger
+from tokenmill.cost.rates import DeviceRate
+from tokenmill.cost.requests import Outcome
+from tokenmill.cost.shares import split_step
+from tokenmill.cost.totals import TimeKind
+
+TICK_S = 2.0**-10
+MAX_ENDED = 3
+TICKS = st.integers(0, 5000)
+WORKERS = ("w0", "w1", "w2")
+REQUESTS = tuple(f"r{i}" for i in range(6))
+RATES = {name: DeviceRate(usd_per_hour=3600.0 * (i + 1), watts=10.0 * (i + 1)) for i, name in enumerate(WORKERS)}
+
+
+def covered_s(frame: StepFrame) -> float:
+    return frame.busy_s + frame.idle_s + frame.startup_s
+
+
+class Process:
+    """What truly happened in one worker process; only frames that were delivered can be known to anybody."""
+
+    def __init__(self, worker_id: str, incarnation: int, now: int) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.started = self.until = now
+        self.ended: int | None = None
+        self.steps = 0
+
+    def frame(self, shares: dict[str, float], joules: float | None, **ticks: int) -> StepFrame:
+        deltas = tuple(TokenDelta(request_id=r, token_ids=(1,), seconds=s) for r, s in shares.items())
+        self.steps += 1
+        self.until += sum(ticks.values())
+        return StepFrame(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            until_s=self.until * TICK_S,
+            busy_s=(ticks.get("busy", 0) + ticks.get("unattributed", 0)) * TICK_S,
+            idle_s=ticks.get("idle", 0) * TICK_S,
+            startup_s=ticks.get("startup", 0) * TICK_S,
+            unattributed_s=ticks.get("unattributed", 0) * TICK_S,
+            joules=joules,
+            deltas=deltas,
+            stats=WorkerStats(steps_total=self.steps),
+        )
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Frames may be held back on the way, delivered in any order, twice, or after the exit; some die with a crash."""
+
+    in_flight = Bundle("in_flight")
+
+    @initialize()
+    def start(self) -> None:
+        self.ledger = Ledger(max_ended=MAX_ENDED, max_finished=3)
+        self.now = 0
+        self.processes: dict[str, Process] = {}
+        self.all: list[Process] = []
+        self.undelivered: dict[int, StepFrame] = {}
+        self.accepted: list[StepFrame] = []
+        self.refused_s = 0.0
+
+    # -- the fleet --
+
+    @rule(worker_id=st.sampled_from(WORKERS), ticks=TICKS)
+    def launch(self, worker_id: str, ticks: int) -> None:
+        self.now += ticks
+        old = self.processes.get(worker_id)
+        if old is not None and old.ended is None:
+            return
+        process = Process(worker_id, old.incarnation + 1 if old else 0, self.now)
+        self.processes[worker_id] = process
+        self.all.append(process)
+        self.ledger.hello(worker_id, process.incarnation, f"m-{worker_id}", RATES[worker_id], self.now * TICK_S)
+
+    @rule(worker_id=st.sampled_from(WORKERS))
+    def say_hello_again(self, worker_id: str) -> None:
+        """An old message that comes again: it does not move the bill."""
+        process = self.processes.get(worker_id)
+        if process is not None:
+            started_s = process.started * TICK_S
+            self.ledger.hello(worker_id, process.incarnation, f"m-{worker_id}", RATES[worker_id], started_s)
+
+    @rule(worker_id=st.sampled_from(WORKERS), ticks=TICKS)
+    def crash(self, worker_id: str, ticks: int) -> None:
+        process = self.processes.get(worker_id)
+        if process is None or process.ended is not None:
+            return
+        self.now = max(self.now, process.until) + ticks
+        process.ended = self.now
+        self.ledger.exited(worker_id, process.incarnation, self.now * TICK_S)
+
+    # -- frames --
+
+    @rule(
+        target=in_flight,
+        worker_id=st.sampled_from(WORKERS),
+        weights=st.dictionaries(st.sampled_from(REQUESTS), st.integers(0, 512), max_size=4),
+        busy=TICKS,
+        idle=TICKS,
+        unattributed=st.integers(0, 50),
+        startup=st.integers(0, 50),
+        joules=st.none() | st.integers(0, 1000),
+    )
+    def work(
+        self,
+        worker_id: str,
+        weights: dict[str, int],
+        busy: int,
+        idle: int,
+        unattributed: int,
+        startup: int,
+        joules: int | None,
+    ) -> Any:
+        process = self.processes.get(worker_id)
+        if process is None or process.ended is not None:
+            return multiple()
+        busy = busy if weights else 0
+        shares = dict(zip(weights, split_step(busy * TICK_S, list(weights.values())), strict=True))
+        frame = process.frame(shares, joules, busy=busy, idle=idle, unattributed=unattributed, startup=startup)
+        self.now = max(self.now, process.until)
+        self.undelivered[id(frame)] = frame
+        return frame
+
+    @rule(frame=consumes(in_flight))
+    def deliver(self, frame: StepFrame) -> None:
+        """Refused only when its process is so long dead that it is folded into the sums."""
+        self.undelivered.pop(id(frame))
+        refused = self.ledger.num_refused_frames
+        self.ledger.step(frame)
+        if self.ledger.num_refused_frames == refused:
+            self.accepted.append(frame)
+            return
+        ended = [p for p in self.all if p.ended is not None]
+        process = next(p for p in self.all if (p.worker_id, p.incarnation) == (frame.worker_id, frame.incarnation))
+        assert process.ended is not None and len(ended) > MAX_ENDED
+        self.refused_s += covered_s(frame)
+
+    @rule(index=st.integers(0, 10**6))
+    def deliver_again(self, index: int) -> None:
+        if self.accepted:
+            refused = self.ledger.num_refused_frames
+            self.ledger.step(msgspec.structs.replace(self.accepted[index % len(self.accepted)]))
+            assert self.ledger.num_refused_frames == refused + 1
+
+    @rule(worker_id=st.sampled_from(WORKERS), ticks=st.integers(1, 100))
+    def broken_clock(self, worker_id: str, ticks: int) -> None:
+        frame = StepFrame(worker_id=worker_id, incarnation=0, until_s=self.now * TICK_S, idle_s=-ticks * TICK_S)
+        refused = self.ledger.num_refused_frames
+        self.ledger.step(frame)
+        assert self.ledger.num_refused_frames == refused + 1
+
+    # -- requests --
+
+    @rule(request_id=st.sampled_from(REQUESTS), tenant=st.sampled_from([None, "t1", "t2"]))
+    def begin(self, request_id: str, tenant: str | None) -> None:
+        self.ledger.begin(request_id, "m-w0", tenant=tenant, num_prompt_tokens=5)
+
+    @rule(request_id=st.sampled_from(REQUESTS), is_complete=st.booleans())
+    def finish(self, request_id: str, is_complete: bool) -> None:
+        cost = self.ledger.finish(request_id, is_complete=is_complete)
+        assert self.ledger.request_cost(request_id) == cost
+        assert cost.usd >= 0 and cost.seconds >= 0 and cost.joules >= 0
+
+    @rule(request_id=st.sampled_from(REQUESTS), shown=st.none() | st.integers(0, 3))
+    def observe(self, request_id: str, shown: int | None) -> None:
+        self.ledger.observe(request_id, Outcome(num_output_tokens=shown))
+
+    # -- what always holds --
+
+    @invariant()
+    def the_bill_balances(self) -> None:
+        """Apart from frames still on their way, every process second has exactly one kind."""
+        held_s = sum(covered_s(frame) for frame in self.undelivered.values())
+        balance = self.ledger.check_balance(self.now * TICK_S)
+        process_s = sum((self.now if p.ended is None else p.ended) - p.started for p in self.all) * TICK_S
+        assert abs(balance.process_s - process_s) <= 1e-9
+        assert balance.unexplained_s <= held_s + self.refused_s + 1e-9
+
+    @invariant()
+    def every_kind_is_what_the_frames_said(self) -> None:
+        time = self.ledger.totals().time
+        assert time[TimeKind.IDLE].seconds == sum(f.idle_s for f in self.accepted)
+        assert time[TimeKind.STARTUP].seconds == sum(f.startup_s for f in self.accepted)
+        assert time[TimeKind.UNATTRIBUTED].seconds == sum(f.unattributed_s for f in self.accepted)
+        charged_s = time[TimeKind.CHARGED].seconds + time[TimeKind.OVERRUN].seconds
+        assert charged_s == pytest.approx(sum(f.busy_s - f.unattributed_s for f in self.accepted))
+
+    @invariant()
+    def the_meter_is_used_where_there_is_one(self) -> None:
+        whole = self.ledger.totals().whole
+        metered = [f for f in self.accepted if f.joules is not None and covered_s(f) > 0]
+        assert whole.measured_joules == pytest.approx(sum(f.joules or 0.0 for f in metered))
+        assert whole.metered_s == pytest.approx(sum(covered_s(f) for f in metered))
+
+    @invariant()
+    def dollars_follow_seconds(self) -> None:
+        for i, worker_id in enumerate(WORKERS):
+            whole = self.ledger.totals(f"m-{worker_id}").whole
+            assert whole.usd == pytest.approx(whole.seconds * (i + 1))
+            assert whole.watts_joules == pytest.approx(whole.seconds * 10 * (i + 1))
+
+    @invariant()
+    def counts_are_possible(self) -> None:
+        counts = self.ledger.totals().counts
+        assert 0 <= counts.num_good_tokens <= counts.num_output_tokens
+        assert 0 <= counts.num_good_requests <= counts.num_requests
+        assert min(counts.num_overrun_tokens, counts.num_prompt_tokens) >= 0
+
+    def teardown(self) -> None:
+        """When every process has ended and every frame is in, nothing at all is unexplained."""
+        if not hasattr(self, "ledger"):
+            return
+        for frame in list(self.undelivered.values()):
+            self.deliver(frame)
+        for worker_id in WORKERS:
+            self.crash(worker_id, 7)
+        balance = self.ledger.check_balance(self.now * TICK_S)
+        assert balance.unreported_s == 0.0
+        assert balance.unexplained_s <= self.refused_s + 1e-9
+        if self.refused_s == 0:
+            process_s = sum((p.ended or 0) - p.started for p in self.all) * TICK_S
+            assert self.ledger.totals().whole.seconds == pytest.approx(process_s)
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedgerMachine = LedgerMachine.TestCase
