@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from tokenmill.kernels.attention import cpu as attention_cpu
 from tokenmill.kernels.attention import reference as attention_reference
 from tokenmill.kernels.attention.api import AttentionKernel
@@ -50,8 +52,11 @@ class Kernels:
     choices: dict[str, Choice]
 
 
-def select_kernels(*, deterministic: bool) -> Kernels:
-    """deterministic: reference kernels, whose rows never depend on the rest of the batch."""
+def select_kernels(*, deterministic: bool, dtype: torch.dtype = torch.bfloat16) -> Kernels:
+    """
+    deterministic   reference kernels, whose rows never depend on the rest of the batch
+    dtype           of the weights: decides whether this CPU can multiply packed ones
+    """
     if deterministic:
         reason = "deterministic: same bits whatever else is in the batch"
         return Kernels(
@@ -66,9 +71,17 @@ def select_kernels(*, deterministic: bool) -> Kernels:
     return Kernels(
         attention=attention_cpu.CpuAttention(),
         embedding=embedding_cpu.embedding,
-        linear=linear_cpu.CpuLinear,
+        linear=linear_cpu.make,
         rms_norm=rms_norm_cpu.rms_norm,
         rope=rope_cpu.rope,
         silu_mul=silu_mul_cpu.silu_mul,
-        choices={op: Choice("cpu", "fastest on this machine's CPU") for op in OPS},
+        choices={op: Choice("cpu", _cpu_reason(op, dtype)) for op in OPS},
     )
+
+
+def _cpu_reason(op: str, dtype: torch.dtype) -> str:
+    if op != "linear":
+        return "batched torch operations"
+    if linear_cpu.can_pack(dtype):
+        return "oneDNN with weights packed at load"
+    return f"plain torch: oneDNN does not multiply packed {str(dtype).removeprefix('torch.')} weights on this CPU"

@@ -100,7 +100,8 @@ def load_model(
         raise ConfigError(f"dtype {dtype!r} is not possible: choose {' or '.join(DTYPES)}")
     checkpoint = open_checkpoint(path)
     build = find_builder(checkpoint)
-    options = LoadOptions(DTYPES[dtype], select_kernels(deterministic=deterministic), extra or {}, on_progress)
+    kernels = select_kernels(deterministic=deterministic, dtype=DTYPES[dtype])
+    options = LoadOptions(DTYPES[dtype], kernels, extra or {}, on_progress)
     built: BuiltModel = build(checkpoint, options)
     return LoadedModel(
         model=built.model,

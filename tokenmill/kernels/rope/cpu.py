@@ -1,4 +1,4 @@
-"""Rotary embedding on CPU, in the dtype of x."""
+"""Rotary embedding on CPU: turned in float32, rounded once to the dtype of x."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from torch import Tensor
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, R/2]
+    wide = x.float()
     if interleaved:
-        first, second = x[..., 0::2], x[..., 1::2]
-        return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2).to(x.dtype)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+        pairs = torch.view_as_complex(wide.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * torch.complex(cos, sin).unsqueeze(1)).flatten(-2).to(x.dtype)
+    # (a, b) -> (a cos - b sin, b cos + a sin): one product, and one with the halves swapped
+    half = x.shape[-1] // 2
+    turned = wide * torch.cat((cos, cos), dim=-1).unsqueeze(1)
+    turned.addcmul_(wide.roll(half, -1), torch.cat((-sin, sin), dim=-1).unsqueeze(1))
+    return turned.to(x.dtype)

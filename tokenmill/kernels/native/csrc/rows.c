@@ -1,0 +1,173 @@
+/* Row-wise operations between matrix products: norm, activation quantisation, rotary embedding, cache writes. */
+#include "tm.h"
+#include "vector.h"
+
+/* Sum of squares in 16 lanes, then lanes in order: one fixed order for every build that has the same lanes. */
+static float sum_squares(const float *x, int64_t n) {
+    float lane[TILE] = {0};
+    for (int64_t i = 0; i + TILE <= n; i += TILE)
+        for (int j = 0; j < TILE; j++) lane[j] = fmaf(x[i + j], x[i + j], lane[j]);
+    float s = 0.0f;
+    for (int j = 0; j < TILE; j++) s += lane[j];
+    for (int64_t i = n / TILE * TILE; i < n; i++) s = fmaf(x[i], x[i], s);
+    return s;
+}
+
+static void norm_row(const float *x, const float *weight, float eps, int64_t n, float *y) {
+    float r = 1.0f / sqrtf(sum_squares(x, n) / (float)n + eps);
+    for (int64_t i = 0; i < n; i++) y[i] = x[i] * r * weight[i];
+}
+
+static void to_bf16_row(const float *x, int64_t n, int64_t k, bf16 *y) {
+    int64_t i = 0;
+#if TM_AVX512
+    for (; i + TILE <= n; i += TILE) store_bf16(y + i, _mm512_loadu_ps(x + i));
+#endif
+    for (; i < n; i++) y[i] = f32_to_bf16(x[i]);
+    for (; i < k; i++) y[i] = 0;
+}
+
+/* Symmetric int8 with one scale per row; sums of each group of 32 for weights that have a minimum. */
+static void to_int8_row(const float *x, int64_t n, int64_t k, int8_t *y, float *scale, float *sums) {
+    float top = 0.0f;
+    for (int64_t i = 0; i < n; i++) top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
+    float inverse = top > 0.0f ? 127.0f / top : 0.0f;
+    *scale = top / 127.0f;
+    int64_t i = 0;
+#if TM_AVX512
+    for (; i + TILE <= n; i += TILE) {
+        __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(inverse)));
+        _mm_storeu_si128((__m128i *)(y + i), _mm512_cvtsepi32_epi8(q));
+    }
+#endif
+    for (; i < n; i++) y[i] = (int8_t)rintf(x[i] * inverse);
+    for (; i < k; i++) y[i] = 0;
+    if (!sums) return;
+    for (int64_t g = 0; g < k / GROUP; g++) {
+        int32_t s = 0;
+        for (int j = 0; j < GROUP; j++) s += y[g * GROUP + j];
+        sums[g] = (float)s;
+    }
+}
+
+/* y = silu(gate) * up; gate clamped above, up on both sides when there is a limit. */
+static void swiglu_row(const float *x, int64_t n, float limit, float *y) {
+    const float *gate = x, *up = x + n;
+    int64_t i = 0;
+#if TM_AVX512
+    const __m512 top = _mm512_set1_ps(limit > 0.0f ? limit : INFINITY), bottom = _mm512_sub_ps(_mm512_setzero_ps(), top);
+    for (; i + TILE <= n; i += TILE) {
+        __m512 g = _mm512_min_ps(_mm512_loadu_ps(gate + i), top);
+        __m512 u = _mm512_max_ps(_mm512_min_ps(_mm512_loadu_ps(up + i), top), bottom);
+        _mm512_storeu_ps(y + i, _mm512_mul_ps(silu_ps(g), u));
+    }
+#endif
+    for (; i < n; i++) {
+        float g = gate[i], u = up[i];
+        if (limit > 0.0f) {
+            g = fminf(g, limit);
+            u = fmaxf(fminf(u, limit), -limit);
+        }
+        y[i] = g / (1.0f + expf(-g)) * u;
+    }
+}
+
+typedef struct {
+    const float *x;
+    int64_t ldx, n, k;          /* floats per input row, valid and padded inputs */
+    const float *norm;          /* [n] or NULL: no norm */
+    float eps;
+    int32_t is_swiglu;          /* x is [T, 2 n]: gate, up */
+    float limit;                /* swiglu clamp, 0 = none */
+    int32_t format;             /* of the weights that will read it: W_* */
+    void *y;                    /* bf16 [T, k] or int8 [T, k] */
+    float *scale, *sums;        /* int8/int4: [T]; int4: [T, k/32] */
+} tm_act;
+
+static void act_rows(void *arg, int64_t begin, int64_t end) {
+    const tm_act *a = arg;
+    float row[a->n];
+    for (int64_t t = begin; t < end; t++) {
+        const float *x = a->x + t * a->ldx;
+        if (a->norm) {
+            norm_row(x, a->norm, a->eps, a->n, row);
+            x = row;
+        } else if (a->is_swiglu) {
+            swiglu_row(x, a->n, a->limit, row);
+            x = row;
+        }
+        if (a->format == W_BF16) to_bf16_row(x, a->n, a->k, (bf16 *)a->y + t * a->k);
+        else to_int8_row(x, a->n, a->k, (int8_t *)a->y + t * a->k, a->scale + t,
+                         a->format == W_INT4 ? a->sums + t * (a->k / GROUP) : NULL);
+    }
+}
+
+void tm_activate(const tm_act *a, int64_t rows) { tm_for(rows, rows < 8 ? rows : 4, act_rows, (void *)a); }
+
+typedef struct {
+    const bf16 *table;
+    const int64_t *ids;
+    int64_t n;
+    float *out;
+} embed_job;
+
+static void embed_rows(void *arg, int64_t begin, int64_t end) {
+    const embed_job *job = arg;
+    for (int64_t t = begin; t < end; t++)
+        for (int64_t i = 0; i < job->n; i++) job->out[t * job->n + i] = bf16_to_f32(job->table[job->ids[t] * job->n + i]);
+}
+
+/* ---- rotary embedding, query scaling, key and value rows into the paged cache ----
+ * Cache of one layer, in groups of 16 tokens (a block is one or more of them):
+ *   keys   [group][kv head][D/2][16][2]   two channels of 16 tokens per instruction
+ *   values [group][kv head][8][D][2]      two tokens of 16 channels per instruction
+ */
+typedef struct {
+    const float *qkv;            /* [T, (H + 2 KVH) D] */
+    int64_t num_heads, num_kv_heads, head_dim;
+    const float *q_norm, *k_norm;
+    float eps;
+    const float *cos, *sin;      /* [positions, D/2] */
+    const int64_t *positions, *slots;
+    float q_scale;               /* head_dim^-0.5 * log2(e) */
+    bf16 *q;                     /* [T, H, D] */
+    bf16 *k_cache, *v_cache;
+} tm_rope;
+
+static void rotate(const float *x, const float *norm, float eps, const float *c, const float *s, int64_t d, float *y) {
+    float tmp[d];
+    if (norm) {
+        norm_row(x, norm, eps, d, tmp);
+        x = tmp;
+    }
+    for (int64_t i = 0; i < d / 2; i++) {
+        y[i] = x[i] * c[i] - x[i + d / 2] * s[i];
+        y[i + d / 2] = x[i + d / 2] * c[i] + x[i] * s[i];
+    }
+}
+
+static void rope_rows(void *arg, int64_t begin, int64_t end) {
+    const tm_rope *r = arg;
+    const int64_t d = r->head_dim, kvh = r->num_kv_heads, width = (r->num_heads + 2 * kvh) * d;
+    float y[d];
+    for (int64_t t = begin; t < end; t++) {
+        const float *row = r->qkv + t * width;
+        const float *c = r->cos + r->positions[t] * d / 2, *s = r->sin + r->positions[t] * d / 2;
+        for (int64_t h = 0; h < r->num_heads; h++) {
+            rotate(row + h * d, r->q_norm, r->eps, c, s, d, y);
+            for (int64_t i = 0; i < d; i++) y[i] *= r->q_scale;
+            to_bf16_row(y, d, d, r->q + (t * r->num_heads + h) * d);
+        }
+        const int64_t group = r->slots[t] / TILE, lane = r->slots[t] % TILE;
+        for (int64_t h = 0; h < kvh; h++) {
+            rotate(row + (r->num_heads + h) * d, r->k_norm, r->eps, c, s, d, y);
+            bf16 *k = r->k_cache + (group * kvh + h) * d * TILE;
+            for (int64_t i = 0; i < d; i++) k[(i / 2 * TILE + lane) * 2 + i % 2] = f32_to_bf16(y[i]);
+            const float *v = row + (r->num_heads + kvh + h) * d;
+            bf16 *out = r->v_cache + (group * kvh + h) * d * TILE;
+            for (int64_t i = 0; i < d; i++) out[(lane / 2 * d + i) * 2 + lane % 2] = f32_to_bf16(v[i]);
+        }
+    }
+}
+
+void tm_rope_write(const tm_rope *r, int64_t rows) { tm_for(rows, rows < 4 ? rows : 2, rope_rows, (void *)r); }

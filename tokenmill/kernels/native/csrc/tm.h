@@ -1,0 +1,64 @@
+/* Shared declarations of the CPU kernels: threads, number formats, the step's view.
+ *
+ * Every kernel computes a row from that row's inputs alone and in one fixed order, whatever the number of rows and
+ * threads: results are batch-invariant bit for bit. Plain C beside every intrinsic path; the compiler's target
+ * decides which one is built (see build.py).
+ */
+#ifndef TM_H
+#define TM_H
+
+#include <stdint.h>
+#include <stddef.h>
+#include <string.h>
+#include <math.h>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define TM_AVX512 1
+#include <immintrin.h>
+#else
+#define TM_AVX512 0
+#endif
+
+#define TILE 16            /* output columns per packed weight tile, tokens per KV tile row */
+#define KV_TILE 64         /* tokens per softmax update; aligned to position 0 */
+#define GROUP 32           /* input columns per int4 scale */
+#define MAX_ROWS 12        /* rows of one register block */
+
+typedef uint16_t bf16;
+
+static inline float bf16_to_f32(bf16 x) {
+    uint32_t u = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+/* Round to nearest even; NaN stays NaN. */
+static inline bf16 f32_to_bf16(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    if ((u & 0x7fffffff) > 0x7f800000) return (bf16)((u >> 16) | 0x40);
+    return (bf16)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+static inline float half_to_f32(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = (h >> 10) & 31, man = h & 1023, u;
+    float f;
+    if (exp == 0) {
+        f = ldexpf((float)man, -24);
+        return sign ? -f : f;
+    }
+    u = sign | ((exp == 31 ? 255u : exp + 112u) << 23) | (man << 13);
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+/* ---- threads: one pool per process, work handed out in chunks of an index range ---- */
+
+typedef void (*tm_body)(void *arg, int64_t begin, int64_t end);
+
+/* Run body over [0, n) in chunks of `grain`, on all threads of the pool; returns when all is done. */
+void tm_for(int64_t n, int64_t grain, tm_body body, void *arg);
+int tm_num_threads(void);
+
+#endif

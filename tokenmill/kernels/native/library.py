@@ -1,0 +1,138 @@
+"""The compiled kernels as Python functions: C structures and signatures, one place (mirrors csrc/*.c)."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+
+from tokenmill.kernels.native.build import Build, build
+
+FORMATS = {"bf16": 0, "int8": 1, "int4": 2}
+EPILOGUES = {"store": 0, "add": 1}
+
+
+class WeightStruct(Structure):
+    """tm_weight in gemm.c"""
+
+    _fields_ = [
+        ("format", c_int32),
+        ("epilogue", c_int32),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("ldo", c_int64),
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("aux", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class ActStruct(Structure):
+    """tm_act in rows.c"""
+
+    _fields_ = [
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("norm", c_void_p),
+        ("eps", c_float),
+        ("is_swiglu", c_int32),
+        ("limit", c_float),
+        ("format", c_int32),
+        ("y", c_void_p),
+        ("scale", c_void_p),
+        ("sums", c_void_p),
+    ]
+
+
+class LayerStruct(Structure):
+    """tm_layer in llama.c"""
+
+    _fields_ = [
+        ("attn_norm", c_void_p),
+        ("ffn_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("qkv", WeightStruct),
+        ("o", WeightStruct),
+        ("gate_up", WeightStruct),
+        ("down", WeightStruct),
+        ("k_cache", c_void_p),
+        ("v_cache", c_void_p),
+    ]
+
+
+class LlamaStruct(Structure):
+    """tm_llama in llama.c"""
+
+    _fields_ = [
+        ("num_layers", c_int64),
+        ("hidden", c_int64),
+        ("inner", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("heads_per_unit", c_int64),
+        ("eps", c_float),
+        ("q_scale", c_float),
+        ("embed", c_void_p),
+        ("final_norm", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("layers", c_void_p),
+        ("head", WeightStruct),
+        ("vocab", c_int64),
+        ("x", c_void_p),
+        ("wide", c_void_p),
+        ("mixed", c_void_p),
+        ("act", c_void_p),
+        ("act_scale", c_void_p),
+        ("act_sums", c_void_p),
+        ("q", c_void_p),
+    ]
+
+
+class StepStruct(Structure):
+    """tm_step in llama.c"""
+
+    _fields_ = [
+        ("num_tokens", c_int64),
+        ("num_units", c_int64),
+        ("stride", c_int64),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("units", c_void_p),
+        ("tables", c_void_p),
+        ("hidden", c_void_p),
+    ]
+
+
+class Library:
+    """The loaded library. Calls release the GIL; one thread at a time may call (the pool is one per process)."""
+
+    def __init__(self, built: Build) -> None:
+        self.built = built
+        lib = ctypes.CDLL(str(built.path))
+        self.start = lib.tm_start
+        self.start.argtypes, self.start.restype = [c_int], c_int
+        self.activate = lib.tm_activate
+        self.activate.argtypes, self.activate.restype = [POINTER(ActStruct), c_int64], None
+        self.gemm = lib.tm_gemm
+        self.gemm.argtypes = [POINTER(WeightStruct), c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64]
+        self.gemm.restype = None
+        self.llama_step = lib.tm_llama_step
+        self.llama_step.argtypes, self.llama_step.restype = [POINTER(LlamaStruct), POINTER(StepStruct)], None
+        self.llama_logits = lib.tm_llama_logits
+        self.llama_logits.argtypes = [POINTER(LlamaStruct), c_void_p, c_int64, c_void_p]
+        self.llama_logits.restype = None
+
+
+@cache
+def load_library(num_threads: int) -> Library:
+    """Build if needed, load, and start the threads. NativeUnavailableError when it cannot be built."""
+    library = Library(build())
+    library.start(num_threads)
+    return library
