@@ -500,3 +500,13 @@ def test_ended_processes_fold_into_the_sums(teller: Any) -> None:
     assert_balanced(ledger, now_s)
     ledger.step(teller(incarnation=0).frame({"a": 9.0}))  # too late even for a late frame
     assert ledger.num_refused_frames == 1
+
+
+def test_names_of_workers_long_gone_are_forgotten() -> None:
+    """A fleet that scales up and down for months leaves only sums behind."""
+    ledger = Ledger(max_ended=1)
+    for i in range(10_010):
+        ledger.hello(f"w{i}", 0, "m", RATE, float(i))
+        ledger.exited(f"w{i}", 0, i + 1.0)
+    assert len(ledger._newest) <= 10_002
+    assert seconds(ledger) == {K.LOST: 10_010.0}
