@@ -71,7 +71,11 @@ class WorkerLife:
     def accept(self, frame: StepFrame) -> bool:
         """Take note of a frame; False when it was here before, or its times are no times."""
         key = (frame.until_s, frame.stats.steps_total, frame.num_received)
-        if not _is_sound(frame) or self._is_before_the_bill(frame) or self._is_known(key):
+        if not _is_sound(frame) or self._is_before_the_bill(frame):
+            return False
+        if not frame.deltas and _covered_s(frame) == 0:
+            return True  # nothing to book, so a second copy does no harm
+        if self._is_known(key):
             return False
         self._remembered.append(key)
         if len(self._remembered) > _NUM_REMEMBERED:
@@ -82,8 +86,7 @@ class WorkerLife:
 
     def _is_before_the_bill(self, frame: StepFrame) -> bool:
         """Its middle decides: the ends of neighbouring frames agree only up to rounding."""
-        covered_s = frame.busy_s + frame.idle_s + frame.startup_s
-        return frame.until_s - covered_s / 2 < self._billed_from_s
+        return frame.until_s - _covered_s(frame) / 2 < self._billed_from_s
 
     def _is_known(self, key: _FrameKey) -> bool:
         """A second copy, or so old that it could be one."""
@@ -119,6 +122,10 @@ class WorkerLife:
         explained_s = sum(amount.seconds for amount in self.amounts().values())
         unreported_s = end_s - self.until_s if self.ended_s is None else 0.0
         return Balance(process_s, explained_s, unreported_s, abs(process_s - explained_s - unreported_s))
+
+
+def _covered_s(frame: StepFrame) -> float:
+    return frame.busy_s + frame.idle_s + frame.startup_s
 
 
 def _is_sound(frame: StepFrame) -> bool:
