@@ -37,7 +37,15 @@ class ChatEncoding(Protocol):
         ...
 
 
-CHAT_ENCODINGS = Registry("chat encoding", "tokenmill.chat_encodings", {"jinja": "tokenmill.text.chat:JinjaEncoding"})
+CHAT_ENCODINGS = Registry(
+    "chat encoding",
+    "tokenmill.chat_encodings",
+    {
+        "deepseek_v4": "tokenmill.text.encodings.deepseek_v4:DeepseekV4Encoding",
+        "deepseek_v4_0731": "tokenmill.text.encodings.deepseek_v4:DeepseekV4Encoding0731",
+        "jinja": "tokenmill.text.chat:JinjaEncoding",
+    },
+)
 
 
 def load_encoding(name: str, tokenizer: Tokenizer) -> ChatEncoding:
