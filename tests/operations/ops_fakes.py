@@ -50,7 +50,7 @@ def make_frame(
     incarnation: int = 0,
     *deltas: TokenDelta,
     until_s: float = 1.0,
-    num_received: int = 0,
+    num_received: int = 10**6,
     **stats: int,
 ) -> StepFrame:
     return StepFrame(

@@ -106,6 +106,27 @@ def test_a_workers_typed_error_reaches_the_consumer() -> None:
     core.check_integrity()
 
 
+def test_what_comes_late_of_an_earlier_request_of_the_same_id_is_not_shown() -> None:
+    core = make_core()
+    core.submit(make_request("r"), 1.0)
+    core.cancel("r")
+    core.submit(make_request("r"), 1.1)
+    assert core.handle(make_frame("w0", 0, tokens("r", 7), until_s=1.2, num_received=1), 1.2) == []
+    late_end = tokens("r", 8, finish=FinishReason.LENGTH)
+    assert core.handle(make_frame("w0", 0, late_end, until_s=1.3, num_received=1), 1.3) == []
+    (deliver,) = core.handle(make_frame("w0", 0, tokens("r", 1), until_s=1.4, num_received=2), 1.4)
+    assert deliver == Deliver("r", tokens("r", 1))
+
+
+def test_the_same_id_on_another_worker_is_another_request() -> None:
+    core = make_core(workers=("w0", "w1"))
+    (first,) = core.submit(make_request("r"), 1.0)
+    core.cancel("r")
+    (second,) = core.submit(make_request("r"), 1.1)
+    assert second.worker_id != first.worker_id
+    assert core.handle(make_frame(first.worker_id, 0, tokens("r", 7)), 1.2) == []
+
+
 # -- loss --
 
 

@@ -166,16 +166,23 @@ class Dispatching(RuleBasedStateMachine):
 
     @rule(targets=[requests], sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4))
     def submit(self, sizes: list[int]) -> MultipleResults[str]:
-        ids = []
-        for num_tokens in sizes:
-            request_id = f"r{len(self.ends)}"
-            self.shown[request_id], self.ends[request_id] = [], 0
-            try:
-                self.act(self.core.submit(make_request(request_id, num_tokens=num_tokens), self.now_s))
-            except TokenmillError:
-                self.ends[request_id] = 1
-            ids.append(request_id)
+        ids = [f"r{len(self.ends) + index}" for index in range(len(sizes))]
+        for request_id, num_tokens in zip(ids, sizes, strict=True):
+            self.submit_one(request_id, num_tokens)
         return multiple(*ids)
+
+    @rule(request_id=requests)
+    def submit_again(self, request_id: str) -> None:
+        """A client that retries under its old id."""
+        if self.core.in_flight.get(request_id) is None:
+            self.submit_one(request_id, 4)
+
+    def submit_one(self, request_id: str, num_tokens: int) -> None:
+        self.shown[request_id], self.ends[request_id] = [], 0
+        try:
+            self.act(self.core.submit(make_request(request_id, num_tokens=num_tokens), self.now_s))
+        except TokenmillError:
+            self.ends[request_id] = 1
 
     @rule(request_id=requests, stays=st.booleans())
     def leave(self, request_id: str, stays: bool) -> None:

@@ -19,6 +19,7 @@ def merge_deltas(first: TokenDelta | None, then: TokenDelta) -> TokenDelta:
         finish_reason=then.finish_reason,
         stop_token_id=then.stop_token_id,
         num_cached_tokens=first.num_cached_tokens if first.num_cached_tokens is not None else then.num_cached_tokens,
+        queue_s=first.queue_s if first.queue_s is not None else then.queue_s,
         seconds=first.seconds + then.seconds,
         error=then.error,
     )

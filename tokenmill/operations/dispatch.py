@@ -162,7 +162,7 @@ class DispatchCore:
         if origin is FrameOrigin.CURRENT:
             actions: list[Action] = []
             for delta in frame.deltas:
-                actions += self._delta(frame.worker_id, delta, now_s)
+                actions += self._delta(frame, delta, now_s)
             return actions
         if origin is FrameOrigin.STALE or not self.fleet.should_introduce(frame):
             return []
@@ -191,9 +191,9 @@ class DispatchCore:
 
     # -- tokens --
 
-    def _delta(self, worker_id: str, delta: TokenDelta, now_s: float) -> list[Action]:
+    def _delta(self, frame: StepFrame, delta: TokenDelta, now_s: float) -> list[Action]:
         flight = self.in_flight.get(delta.request_id)
-        if flight is None or flight.worker_id != worker_id:
+        if flight is None or flight.worker_id != frame.worker_id or frame.num_received < flight.send_index:
             return []  # overrun of a request that was aborted or moved: billed, not shown
         if delta.error is not None and delta.error[0] == UnavailableError.code and not flight.has_started:
             return self._elsewhere(flight, "takes no new requests", now_s)
@@ -229,7 +229,7 @@ class DispatchCore:
             return self._stop_with(flight, error)
         self.fleet.placed(flight.request.model)
         self.in_flight.place(flight, worker_id)
-        self.fleet.given(worker_id, flight.num_pending_tokens, now_s)
+        flight.send_index = self.fleet.given(worker_id, flight.num_pending_tokens, now_s)
         view = self.fleet.get(worker_id)
         assert view is not None
         return [Send(worker_id, view.incarnation, Generate(flight.request))]

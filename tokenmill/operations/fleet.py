@@ -171,8 +171,8 @@ class Fleet:
     def placed(self, model: str) -> None:
         self._num_placed[model] = self._num_placed.get(model, 0) + 1
 
-    def given(self, worker_id: str, num_prompt_tokens: int, now_s: float) -> None:
-        """A request was sent to this worker."""
+    def given(self, worker_id: str, num_prompt_tokens: int, now_s: float) -> int:
+        """A request was sent to this worker: the how-manyth of its life (StepFrame.num_received counts the same)."""
         view, life = self._views[worker_id], self._lives[worker_id]
         life.num_sent += 1
         self._change(
@@ -182,6 +182,7 @@ class Fleet:
             num_pending_tokens=view.num_pending_tokens + num_prompt_tokens,
             progress_s=now_s if view.num_in_flight == 0 else view.progress_s,
         )
+        return life.num_sent
 
     def first_token(self, worker_id: str, num_prompt_tokens: int) -> None:
         """A request of this worker has its first token: its prompt is no longer pending."""

@@ -17,6 +17,8 @@ class Flight:
     """
     deadline_s       when its time is over, whatever it is doing
     worker_id        who has it; None while it waits for a worker to come back
+    send_index       the how-manyth request of that worker's life it is; earlier frames can only mean an earlier
+                     request of the same id
     attempts         workers it was given to
     wait_until_s     while it waits: when waiting is given up
     has_started      a token (or prompt logprobs) went out to the consumer: it cannot be started over
@@ -27,6 +29,7 @@ class Flight:
     request: Request
     deadline_s: float
     worker_id: str | None = None
+    send_index: int = 0
     attempts: int = 0
     wait_until_s: float | None = None
     has_started: bool = False
