@@ -4,10 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from make_byte_tokenizer import FOLDER
 from make_tokenizers import byte_level_bpe, sentencepiece_like, write_folder
 
 from tokenmill.text.tokenizer import Tokenizer
+
+# On a busy machine an example may take long for no reason of its own.
+settings.register_profile("text", deadline=None)
+settings.load_profile("text")
 
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>"}
 

@@ -133,10 +133,10 @@ def test_cost_per_token_does_not_grow(byte_tokenizer: Tokenizer) -> None:
         best = 1e9
         for _ in range(5):
             stream = IncrementalDetokenizer(byte_tokenizer)
-            start = time.perf_counter()
+            start = time.thread_time()
             for _ in range(repeats):
                 stream.extend(ids)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.thread_time() - start)
         return best
 
-    assert seconds(16) < 16 * 4 * seconds(1)
+    assert seconds(64) < 16 * 4 * seconds(4)

@@ -72,6 +72,7 @@ class RenderBudget:
         elif isinstance(value, _CONTAINERS):
             self.spend(_ELEMENT_UNITS * len(value))
         else:
+            _check_bits(_bits(value))
             return value
         if self.size(value) > self._max_value_size:
             raise RenderLimitError("it makes too large a value")
@@ -114,7 +115,7 @@ def spending(budget: RenderBudget) -> Iterator[RenderBudget]:
 def check_operator(operator: str, left: Any, right: Any) -> None:
     """Before `left operator right` is computed."""
     if operator == "%" and isinstance(left, str):
-        check_format(left)
+        check_format(left, right)
     elif operator == "*":
         for value, times in ((left, right), (right, left)):
             if isinstance(value, (str, list, tuple)) and isinstance(times, int):
@@ -133,7 +134,8 @@ def _check_bits(num_bits: int) -> None:
         raise RenderLimitError("it computes too large a number")
 
 
-def check_format(text: str) -> None:
-    """A format string may not ask for widths that make a page of padding out of one character."""
+def check_format(text: str, values: Any) -> None:
+    """Before `values` are put into the places of a format string: neither wide places nor many places for a value."""
     if _WIDE_FORMAT.search(text.replace("{{", "").replace("%%", "")):
         raise RenderLimitError("it formats with too large a width")
+    current().spend((text.count("%") + text.count("{") + 1) * current().size(values))

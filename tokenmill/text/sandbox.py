@@ -39,6 +39,7 @@ _COMPARING_TESTS = [
     "greaterthan",
 ]
 _COMPARING_TESTS += ["ge", "in"]
+_MAX_TIME_FORMAT = 256
 
 
 class TemplateRefusal(TemplateError):
@@ -51,7 +52,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, now: Callable[[], datetime]) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, Generation])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            finalize=_written,
+            extensions=[loopcontrols, Generation],
+        )
         self.concat = _concat  # type: ignore[method-assign]  # compiled templates join blocks and macros with it
         own = {"_made": _made, "_each": _each, "_text": _text, "_compared": _compared}
         self.filters = bounded_filters() | own
@@ -60,7 +67,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": _raise_exception,
-            "strftime_now": lambda format: now().strftime(format),
+            "strftime_now": lambda format: now().strftime(format[:_MAX_TIME_FORMAT]),
             "dict": lambda *args, **kwargs: dict(*args, **kwargs),
             "namespace": lambda *args, **kwargs: _OpaqueNamespace(*args, **kwargs),
         }
@@ -83,11 +90,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None and value.__name__ not in STR_METHODS:
+        if wrapped is None:
+            return None
+        if value.__name__ not in STR_METHODS:
             raise SecurityError(f"{value.__name__} is not available")
-        if wrapped is not None:
-            check_format(value.__self__)
-        return wrapped
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            check_format(value.__self__, [args, kwargs])
+            return wrapped(*args, **kwargs)
+
+        return bounded
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, str):
@@ -187,9 +199,16 @@ def _text(parts: list[Any]) -> str:
 
 
 def _concat(parts: Iterable[str]) -> str:
-    parts = list(parts)
-    current().spend(sum(map(len, parts)))
-    return "".join(parts)
+    budget, texts = current(), []
+    for part in parts:
+        budget.spend(len(part))
+        texts.append(part)
+    return "".join(texts)
+
+
+def _written(value: Any) -> Any:
+    """What `{{ value }}` prints; a block may collect many before it joins them, so each is paid for here."""
+    return value if isinstance(value, str) else current().made(str(value))
 
 
 def _raise_exception(message: Any) -> NoReturn:

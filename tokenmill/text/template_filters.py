@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from jinja2 import Environment
-from jinja2.filters import FILTERS, do_format, do_indent, make_attrgetter
+from jinja2.filters import FILTERS, do_format, do_indent, do_round, make_attrgetter
 from jinja2.utils import pass_environment
 
 from tokenmill.text.render_budget import RenderLimitError, check_format, current
@@ -27,12 +27,13 @@ STR_METHODS = frozenset([
     "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper",
 ])
 # fmt: on
-_MAX_INDENT = 64
+_MAX_WIDTH = 64
 
 
 def bounded_filters() -> dict[str, Callable[..., Any]]:
     """All filters that a chat template may use, by name."""
-    own = {"format": _format, "indent": _indent, "join": _join, "replace": _replace, "sum": _sum, "tojson": _to_json}
+    own = {"format": _format, "indent": _indent, "join": _join, "replace": _replace, "sum": _sum}
+    own |= {"round": _round, "tojson": _to_json}
     return {name: paying(function) for name, function in ({name: FILTERS[name] for name in _PLAIN} | own).items()}
 
 
@@ -75,15 +76,21 @@ def _join_parts(separator: str, parts: Iterable[Any]) -> str:
 
 def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     length = len(width) if isinstance(width, str) else width
-    if length > _MAX_INDENT:
-        raise RenderLimitError(f"it indents by more than {_MAX_INDENT}")
+    if length > _MAX_WIDTH:
+        raise RenderLimitError(f"it indents by more than {_MAX_WIDTH}")
     current().spend(length * (len(s.splitlines()) + 1))
     return do_indent(s, width, first, blank)
 
 
 def _format(value: str, *args: Any, **kwargs: Any) -> str:
-    check_format(str(value))
+    check_format(str(value), [args, kwargs])
     return do_format(value, *args, **kwargs)
+
+
+def _round(value: float, precision: int = 0, method: Any = "common") -> float:
+    if abs(precision) > _MAX_WIDTH:
+        raise RenderLimitError(f"it rounds to more than {_MAX_WIDTH} digits")
+    return do_round(value, precision, method)
 
 
 @pass_environment
@@ -105,7 +112,7 @@ def _to_json(
     """Plain JSON; Jinja's own filter writes <, >, & and ' as escapes, which models have not seen in training."""
     budget = current()
     depth = 0 if indent is None else len(str(indent)) if isinstance(indent, str) else indent
-    if depth > _MAX_INDENT or sum(map(len, separators or ())) > _MAX_INDENT:
-        raise RenderLimitError(f"it writes JSON with more than {_MAX_INDENT} characters between two parts")
+    if depth > _MAX_WIDTH or sum(map(len, separators or ())) > _MAX_WIDTH:
+        raise RenderLimitError(f"it writes JSON with more than {_MAX_WIDTH} characters between two parts")
     budget.spend(budget.size(value))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
