@@ -26,7 +26,7 @@ def test_sum_is_exact_in_any_order(seconds: float, weights: list[float], seed: i
 @given(seconds=st.floats(1e-6, 1e3), weights=WEIGHTS.filter(lambda w: sum(w) > 0))
 def test_shares_are_proportional(seconds: float, weights: list[float]) -> None:
     for share, weight in zip(split_step(seconds, weights), weights, strict=True):
-        assert share == pytest.approx(seconds * weight / sum(weights), rel=1e-9, abs=seconds * 1e-12)
+        assert share == pytest.approx(seconds * (weight / sum(weights)), rel=1e-9, abs=seconds * 1e-12)
 
 
 @given(weights=st.lists(st.integers(1, 512), min_size=1, max_size=20), extra=st.integers(1, 512))
