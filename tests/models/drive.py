@@ -38,7 +38,7 @@ class Driver:
         return ForwardBatch(
             token_ids=torch.tensor([i for ids in new_tokens.values() for i in ids], dtype=torch.int64),
             positions=torch.cat([torch.arange(s, s + n) for s, n in zip(starts, lens, strict=True)]),
-            cu_seqlens=tuple([0, *torch.tensor(lens).cumsum(0).tolist()]),
+            cu_seqlens=(0, *torch.tensor(lens).cumsum(0).tolist()),
             context_lens=tuple(starts),
             draft_lens=(0,) * len(seqs),
             block_size=self.block_size,

@@ -9,7 +9,7 @@ from torch import Tensor
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     wide = x.float()
     if interleaved:
-        pairs = torch.view_as_complex(wide.reshape(*x.shape[:-1], -1, 2))
+        pairs = torch.view_as_complex(wide.reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
         return torch.view_as_real(pairs * torch.complex(cos, sin).unsqueeze(1)).flatten(-2).to(x.dtype)
     # (a, b) -> (a cos - b sin, b cos + a sin): one product, and one with the halves swapped
     half = x.shape[-1] // 2
