@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from make_byte_tokenizer import FOLDER
-from make_tokenizers import byte_level_bpe, sentencepiece_like, write_folder
 
+from tests.text.make_byte_tokenizer import FOLDER
+from tests.text.make_tokenizers import byte_level_bpe, sentencepiece_like, write_folder
 from tokenmill.text.tokenizer import Tokenizer
 
 # On a busy machine an example may take long for no reason of its own.

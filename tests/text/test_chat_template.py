@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_tokenizers import byte_level_bpe, write_folder
 
+from tests.text.make_tokenizers import byte_level_bpe, write_folder
 from tokenmill.core.errors import BadRequestError, CapabilityError, CheckpointError, ConfigError
 from tokenmill.text.chat import CHAT_ENCODINGS, JinjaEncoding, load_encoding
 from tokenmill.text.tokenizer import Tokenizer
@@ -66,6 +66,9 @@ AGENT = """{%- set ns = namespace(last=-1, tools_shown=false) %}
 {{- dict(a=1) }}{{ messages | groupby('role') | length }}{{ 'é"' | tojson }}{{ 'é' | tojson(ensure_ascii=true) }}
 {%- macro twice() %}{{ caller(1) }}{{ caller(2) }}{% endmacro %}{% call(x) twice() %}<{{ x }}>{% endcall %}
 {{- 'a\\nb' | indent(2) }}{{ 'aaa' | replace('a', 'b', 2) }}
+{{- 1.256 | round(2) }}{{ [{'n': 1}] | sum(attribute='n') }}{{ messages | join(',', attribute='role') }}
+{{- 'aba'.replace('a', 'c', 1) }}{{ '-'.join(['a', 'b']) }}{{ -7 // 2 }}{{ messages[0].content[:2] }}{{ none }}
+{{- [nope] }}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
 
 PARTS = """{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_tokenizers import spell
 
+from tests.text.make_tokenizers import spell
 from tokenmill.core.errors import CheckpointError, SetupError
 from tokenmill.core.paths import cache_folder
 from tokenmill.text import gguf as gguf_module

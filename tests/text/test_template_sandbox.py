@@ -94,7 +94,7 @@ def run(template: str, budget: RenderBudget | None = None, **variables: Any) -> 
 #: allowance is an eighth of the real one, to save time: cost and memory are proportional to it.
 MEASURE = """
 import json, resource, sys, time
-from test_template_sandbox import HOSTILE, RenderLimitError, run
+from tests.text.test_template_sandbox import HOSTILE, RenderLimitError, run
 from tokenmill.text import render_budget
 render_budget.BASE_UNITS //= 8
 results = {}
@@ -115,7 +115,7 @@ print(json.dumps([results, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 
 def measured() -> Any:
     """[{name: (outcome, CPU seconds)}, peak memory in bytes]"""
     command = [sys.executable, "-c", MEASURE]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=58)
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=58)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

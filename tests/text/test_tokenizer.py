@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from make_byte_tokenizer import EOS_TOKEN_ID, FOLDER, files
-from make_tokenizers import byte_level_bpe, write_folder
 from tokenizers import decoders, models
 
+from tests.text.make_byte_tokenizer import EOS_TOKEN_ID, FOLDER, files
+from tests.text.make_tokenizers import byte_level_bpe, write_folder
 from tokenmill.core.errors import BadRequestError, CheckpointError
 from tokenmill.text.decoders import parse_decoder
 from tokenmill.text.tokenizer import Tokenizer, has_tokenizer
