@@ -42,11 +42,8 @@ class TransformersPeer:
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         torch.set_num_threads(num_threads)
-        where: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
-        if path.suffix == ".gguf":
-            where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         self._torch = torch
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype)).eval()
+        self.model = _load(path, getattr(torch, dtype)).eval()
         self.num_threads = num_threads
 
     def generate(self, prompts: Sequence[list[int]], osl: int, setting: Setting) -> list[list[int]]:
@@ -110,9 +107,9 @@ class TransformersPeer:
 
 
 def batch_sizes(num_prompts: int) -> list[int]:
-    """4, 8, 16 … and all at once; 1 where there are few prompts."""
-    powers = [size for size in (4, 8, 16, 32, 64, 128) if size < num_prompts]
-    return [*([1] if num_prompts < 8 else []), *powers, num_prompts]
+    """4, 8, 16 … and all at once; 1, too, where there are few prompts."""
+    first = (1,) if num_prompts < 8 else ()
+    return [size for size in (*first, 4, 8, 16, 32, 64, 128) if size < num_prompts] + [num_prompts]
 
 
 def common_prefix_share(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
@@ -123,3 +120,23 @@ def common_prefix_share(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence
         first = next((i for i in range(length) if mine[i] != other[i]), length)
         shares.append(first / length if length else 1.0)
     return statistics.median(shares)
+
+
+def _load(path: Path, dtype: Any) -> Any:
+    """Their class with this checkpoint's weights; a .gguf is de-quantised by our reader, so that both run one model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if path.suffix != ".gguf":
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    from tokenmill.models.weights import open_checkpoint
+
+    checkpoint = open_checkpoint(path)
+    fields = {key: value for key, value in checkpoint.config.items() if key != "model_type"}
+    config = AutoConfig.for_model(checkpoint.config["model_type"], **fields)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    weights = {name: checkpoint.read(name).to(dtype) for name in checkpoint.shapes()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    assert set(missing) <= tied and not unexpected, f"missing {missing}, unexpected {unexpected}"
+    model.tie_weights()
+    return model

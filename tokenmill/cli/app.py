@@ -26,9 +26,15 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _root(
-    version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
-) -> None:
-    if version:
+def _version(given: bool) -> None:
+    if given:
         print(f"tokenmill {tokenmill.__version__}")
         raise typer.Exit()
+
+
+def _root(
+    version: bool = typer.Option(
+        False, "--version", help="Show the version and exit.", is_eager=True, callback=_version
+    ),
+) -> None:
+    pass

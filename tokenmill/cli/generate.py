@@ -23,7 +23,7 @@ def generate(
     temperature: float = typer.Option(0.0, help="0 is greedy."),
     top_p: float = typer.Option(1.0, help="Nucleus sampling."),
     seed: int | None = typer.Option(None, help="Same seed, same draws."),
-    n: int = typer.Option(1, help="Choices per prompt."),
+    n: int = typer.Option(1, "--n", "-n", help="Choices per prompt."),
     stop: list[str] = typer.Option([], help="Stop before this text; may be given again."),
     deterministic: bool = typer.Option(False, "--deterministic", help="Same text whatever else is in the batch."),
     price_per_hour: float | None = typer.Option(None, help="Dollars per hour of this machine."),
