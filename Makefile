@@ -33,7 +33,7 @@ check: .venv/.ok-test ## lint, format, types, layering
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) -q tests/architecture
+	$(PYTEST) -q tests/test_architecture.py
 
 test-ci: .venv/.ok-test ## process tests, one after the other; a skipped back-end is a failure
 	TOKENMILL_NO_SKIP=1 $(PYTEST) -m ci

@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny import write_tiny_llama
+
+from tests.tiny import write_tiny_llama
 
 DATA = Path(__file__).parents[1] / "data"
 
