@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
 from tokenmill.core.errors import SetupError
 
 _READY = re.compile(r"^tokenmill ready: (\S+)")
-_STOP_S = 20.0
+_STOP_S = 60.0
+_NUM_KEPT_LINES = 20
 
 
 @contextmanager
@@ -24,48 +26,62 @@ def local_server(arguments: Sequence[str], *, is_quiet: bool = False, start_time
     is_quiet  its log is shown only when it does not come up
     """
     command = [sys.executable, "-m", "tokenmill.cli.main", "serve", *arguments, "--port", "0"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE if is_quiet else None, text=True, bufsize=1
-    )
-    log = _Tail(process.stderr) if process.stderr is not None else None
+    stderr = subprocess.PIPE if is_quiet else None
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, bufsize=1)
+    found: queue.Queue[str | None] = queue.Queue()
+    readers = [_Reader(process.stdout, lambda line: _look_for_url(line, found), lambda: found.put(None))]
+    if process.stderr is not None:
+        readers.append(_Reader(process.stderr))
     try:
-        yield _wait_ready(process, log, start_timeout_s)
+        yield _wait_ready(process, found, readers[-1], start_timeout_s)
     finally:
         _stop(process)
+        for reader in readers:
+            reader.join()
 
 
-class _Tail:
-    """Reads a stream to its end in a thread, keeping the last lines; an unread pipe would stop the server."""
+class _Reader(threading.Thread):
+    """Reads a stream to its end, since an unread pipe would stop the server; keeps the last lines."""
 
-    def __init__(self, stream: IO[str], num_lines: int = 20) -> None:
+    def __init__(
+        self,
+        stream: IO[str] | None,
+        on_line: Callable[[str], None] = lambda line: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(daemon=True)
+        assert stream is not None
         self._stream = stream
-        self._num_lines = num_lines
+        self._on_line = on_line
+        self._on_end = on_end
         self.lines: list[str] = []
-        self.thread = threading.Thread(target=self._read, daemon=True)
-        self.thread.start()
+        self.start()
 
-    def _read(self) -> None:
-        for line in self._stream:
-            self.lines = [*self.lines, line.rstrip()][-self._num_lines :]
+    def run(self) -> None:
+        with self._stream:
+            for line in self._stream:
+                self.lines = [*self.lines, line.rstrip()][-_NUM_KEPT_LINES:]
+                self._on_line(line)
+        self._on_end()
 
 
-def _wait_ready(process: subprocess.Popen[str], log: _Tail | None, timeout_s: float) -> str:
-    """The URL of the ready line. The rest of the output is read on in a thread."""
-    assert process.stdout is not None
-    timer = threading.Timer(timeout_s, process.kill)
-    timer.start()
+def _look_for_url(line: str, found: queue.Queue[str | None]) -> None:
+    if match := _READY.match(line):
+        found.put(match.group(1))
+
+
+def _wait_ready(process: subprocess.Popen[str], found: queue.Queue[str | None], log: _Reader, timeout_s: float) -> str:
+    """The URL of the ready line; SetupError with the last words of the log when there is none."""
     try:
-        for line in process.stdout:
-            if match := _READY.match(line):
-                _Tail(process.stdout)
-                return match.group(1)
-    finally:
-        timer.cancel()
+        url = found.get(timeout=timeout_s)
+    except queue.Empty:
+        raise SetupError(f"the server was not ready within {timeout_s:g} s: see its log, or give it longer") from None
+    if url is not None:
+        return url
     code = process.wait()
-    if log is not None:
-        log.thread.join(1.0)
-    reason = " / ".join(log.lines[-3:]) if log is not None and log.lines else "see its output above"
-    raise SetupError(f"the server did not come up (exit code {code}): {reason.removeprefix('tokenmill: ')}")
+    log.join(1.0)
+    reason = " / ".join(line.removeprefix("tokenmill: ") for line in log.lines[-3:]) or "see its output above"
+    raise SetupError(f"the server did not come up (exit code {code}): {reason}")
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

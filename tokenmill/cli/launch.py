@@ -31,8 +31,8 @@ def fetch_models(config: DeploymentConfig, progress: Progress) -> list[str]:
 
 
 def _path_of(model: ModelConfig, progress: Progress) -> str:
-    if model.runner == "modelled" and model.model not in ALIASES and not Path(model.model).exists():
-        return ""  # nothing is computed, so a model that is nowhere serves token ids
+    if model.runner == "modelled" and model.model not in ALIASES:  # nothing is computed: all it can use is a tokenizer
+        return str(Path(model.model).resolve()) if Path(model.model).exists() else ""
     return str(resolve_model(model.model, progress).resolve())
 
 
