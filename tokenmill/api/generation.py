@@ -170,6 +170,8 @@ class Generation:
         processor = OutputProcessor(self._tokenizer, request.prompt_token_ids, request.sampling)
         async for delta in deltas:
             _raise_error(delta)
+            if delta.queue_s is not None:
+                track.queued(delta.queue_s)
             text = processor.process(delta)
             track.output(text.num_output_tokens, self._clock.now())
             track.reason = text.finish_reason or track.reason

@@ -92,7 +92,8 @@ class ModelService:
             return
         bad = next(i for i in ids if not 0 <= i < self.card.vocab_size)
         raise BadRequestError(
-            f"{param} holds token id {bad}; the model knows 0 to {self.card.vocab_size - 1}", param=param
+            f"{param} holds token id {bad}; the model knows 0 to {self.card.vocab_size - 1}: use its tokenizer",
+            param=param,
         )
 
     def _hashed(self, ids: list[int], salt: str | None, text: str | None) -> EncodedPrompt:

@@ -39,10 +39,13 @@ def _content(value: Any) -> Any:
 
 
 class Message(Tolerant):
-    """One message; its other keys (tool_calls, name, reasoning_content …) reach the chat template as they are."""
+    """One message. Its other keys (tool_calls, name, reasoning_content …) go to the chat encoding as they are.
+
+    The encoding also checks content parts (text/messages.py).
+    """
 
     role: Role
-    content: Annotated[str | list[dict[str, Any]] | None, BeforeValidator(_content)] = None
+    content: Annotated[Any, BeforeValidator(_content)] = None
 
 
 class StreamOptions(Tolerant):

@@ -49,7 +49,8 @@ _BACKLOG = 2048
 def bind(config: ApiConfig) -> socket.socket:
     """The listening socket, taken before anything else is started; ResourceError when the address is not free."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio switches Nagle's delay off only for sockets that say they are TCP; with it an answer takes 40 ms more.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((config.host, config.port))

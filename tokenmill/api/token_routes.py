@@ -18,7 +18,7 @@ from tokenmill.core.errors import BadRequestError
 async def tokenize(http: HttpRequest, context: ApiContext) -> Response:
     body = await read_body(http, TokenizeRequest, context.config.limits)
     if (body.prompt is None) == (body.messages is None):
-        raise BadRequestError("give either prompt or messages", param="prompt")
+        raise BadRequestError("prompt and messages: give one of them", param="prompt")
     service = await context.models.get(body.model)
     encoded = await unless_gone(http.receive, _encode(body, service))
     answer = {

@@ -143,6 +143,7 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     finish_reason       set on the last delta
     stop_token_id       the token that ended the text, None otherwise
     num_cached_tokens   prompt tokens that came out of the prefix cache; set on the first delta
+    queue_s             from the request's arrival to the start of its first step; set on the first delta
     seconds             this request's share of the seconds of the steps since its last delta
     error               (code, message) when finish_reason is ERROR
     """
@@ -154,6 +155,7 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int | None = None
+    queue_s: float | None = None
     seconds: float = 0.0
     error: tuple[str, str] | None = None
 

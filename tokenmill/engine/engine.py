@@ -100,7 +100,7 @@ class Engine:
                 self._runner.remove(sequence.request_id)
         shares = self._shares(plan, self._clock.now() - start_s)
         return [
-            _delta(sequence, got, share)
+            _delta(sequence, got, share, start_s)
             for sequence, got, share in zip(sequences, result.sequences, shares, strict=True)
         ]
 
@@ -139,7 +139,7 @@ class Engine:
         return self._runner.memory_report()
 
 
-def _delta(sequence: Sequence, got: SequenceResult, seconds: float) -> TokenDelta:
+def _delta(sequence: Sequence, got: SequenceResult, seconds: float, start_s: float) -> TokenDelta:
     error = None if got.error is None else ("internal_error", got.error)
     is_first = sequence.pending_first
     sequence.pending_first = False
@@ -151,6 +151,7 @@ def _delta(sequence: Sequence, got: SequenceResult, seconds: float) -> TokenDelt
         finish_reason=FinishReason.ERROR if error else sequence.finish_reason,
         stop_token_id=sequence.stop_token_id,
         num_cached_tokens=sequence.num_cached_tokens if is_first else None,
+        queue_s=max(0.0, start_s - sequence.request.arrival_s) if is_first else None,
         seconds=seconds,
         error=error,
     )
