@@ -63,11 +63,14 @@ def llama_tensors(config: dict, *, seed: int = 0, std: float = 0.2) -> dict[str,
             f"{layer}.mlp.up_proj.weight": (inner, hidden),
             f"{layer}.mlp.down_proj.weight": (hidden, inner),
         }
+        if config["architectures"] == ["Qwen2ForCausalLM"]:
+            for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+                shapes[f"{layer}.self_attn.{name}_proj.bias"] = (rows,)
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     return {
-        name: torch.randn(shape, generator=generator) * std + (1.0 if len(shape) == 1 else 0.0)
+        name: torch.randn(shape, generator=generator) * std + (1.0 if "norm" in name else 0.0)
         for name, shape in shapes.items()
     }
 

@@ -98,7 +98,7 @@ def _load_layer(loader: Loader, config: LlamaConfig, options: LoadOptions, prefi
     def norm(name: str) -> Tensor:
         return loader.tensor(f"{prefix}{name}.weight")
 
-    return LlamaLayer(
+    layer = LlamaLayer(
         attention_norm=norm("input_layernorm"),
         qkv=linear(_QKV, config.has_qkv_bias),
         q_norm=norm("self_attn.q_norm") if config.has_qk_norm else None,
@@ -108,3 +108,5 @@ def _load_layer(loader: Loader, config: LlamaConfig, options: LoadOptions, prefi
         gate_up=linear(_GATE_UP, config.has_mlp_bias),
         down=linear(("mlp.down_proj",), config.has_mlp_bias),
     )
+    loader.trim()
+    return layer

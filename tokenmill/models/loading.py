@@ -6,8 +6,10 @@ Peak memory is what has been loaded plus one source tensor. Not responsible for:
 
 from __future__ import annotations
 
+import ctypes
 import fnmatch
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError
 from tokenmill.models.weights import Checkpoint, listed
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def check_names(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]], ignored: Sequence[str] = ()) -> None:
@@ -87,6 +91,13 @@ class Loader:
         self._num_loaded += destination.numel()
         if self._on_progress is not None:
             self._on_progress(self._num_loaded / self._num_values)
+
+    def trim(self) -> None:
+        """Give freed memory back to the system, e.g. after each layer: plain weights of many sizes, dropped once
+        they are packed, would leave holes that add up to a third of the model."""
+        trim = getattr(_LIBC, "malloc_trim", None)  # glibc has it; other allocators return memory by themselves
+        if trim is not None:
+            trim(0)
 
     def finish(self) -> None:
         assert not self._left, f"wanted but never read: {sorted(self._left)[:10]}"

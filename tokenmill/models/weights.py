@@ -126,9 +126,10 @@ class FolderCheckpoint:
         hasher = xxhash.xxh3_128(json.dumps(self.config, sort_keys=True).encode())
         for file in self._files.values():
             hasher.update(file.header)
-            for info in file.tensors.values():
+            for name, info in file.tensors.items():
                 for begin, end in sample_ranges(info.begin, info.end):
                     hasher.update(file.sample(begin, end))
+                file.release(name)
         return hasher.hexdigest()
 
 
