@@ -1,8 +1,8 @@
 """Admission: who may enter, and what the typed error says to who may not."""
 
 import pytest
-from ops_fakes import make_card, make_request
 
+from tests.operations.ops_fakes import make_card, make_request
 from tokenmill.core.errors import ModelNotFoundError, OverloadedError, UnavailableError
 from tokenmill.operations.admission import ModelLoad, admit
 from tokenmill.operations.config import OperationsConfig

@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from ops_fakes import RATE, make_core, make_exit, make_frame, make_hello, make_request, refusal, tokens
 
+from tests.operations.ops_fakes import RATE, make_core, make_exit, make_frame, make_hello, make_request, refusal, tokens
 from tokenmill.core.errors import (
     BadRequestError,
     DeadlineError,

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from ops_fakes import make_core, make_exit, make_frame, make_hello, make_request
 
+from tests.operations.ops_fakes import make_core, make_exit, make_frame, make_hello, make_request
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.request import FinishReason, TokenDelta
 from tokenmill.core.wire import Abort, Generate, Goodbye, Introduce, ToFrontend, ToWorker

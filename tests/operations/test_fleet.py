@@ -1,8 +1,8 @@
 """The fleet: who is a member, in which life and state, with which load."""
 
 import pytest
-from ops_fakes import make_card, make_exit, make_frame, make_hello, tokens
 
+from tests.operations.ops_fakes import make_card, make_exit, make_frame, make_hello, tokens
 from tokenmill.core.wire import Hello
 from tokenmill.operations.fleet import Fleet, FrameOrigin
 from tokenmill.operations.members import MemberState

@@ -5,8 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ops_fakes import make_request
 
+from tests.operations.ops_fakes import make_request
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.request import Request
 from tokenmill.operations.members import FleetSnapshot

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 import pytest
-from ops_fakes import FakeLifeline, FakeLink, make_request
 
+from tests.operations.ops_fakes import FakeLifeline, FakeLink, make_request
 from tokenmill.core.clock import ManualClock
 from tokenmill.core.request import FinishReason, TokenDelta
 from tokenmill.core.wire import Abort, Drain, Generate, Goodbye, Hello, Introduce, StepFrame

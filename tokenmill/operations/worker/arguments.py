@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from tokenmill.core.config import FrozenConfig
 from tokenmill.engine.config import EngineConfig
 from tokenmill.operations.config import OperationsConfig
@@ -19,11 +21,11 @@ ENGINE_KINDS: tuple[EngineKind, ...] = ("native", "modelled")
 class ModelledConfig(FrozenConfig):
     """The counting engine: a step takes fixed_s + per_token_s for each scheduled token."""
 
-    fixed_s: float = 2e-3
-    per_token_s: float = 5e-5
-    vocab_size: int = 256
-    max_model_len: int = 4096
-    kv_tokens: int = 65536
+    fixed_s: float = Field(default=2e-3, ge=0)
+    per_token_s: float = Field(default=5e-5, ge=0)
+    vocab_size: int = Field(default=256, ge=1)
+    max_model_len: int = Field(default=4096, ge=2)
+    kv_tokens: int = Field(default=65536, ge=1)
 
 
 @dataclass(frozen=True, slots=True)

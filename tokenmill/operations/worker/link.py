@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from tokenmill.core.wire import ToFrontend, ToWorker, decode_to_worker, encode
 
@@ -49,7 +50,7 @@ class ZmqLink:
         ):
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.IDENTITY, identity)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
         self._socket.connect(endpoint)
         self._wake_fd, self._drain_wake = wake_fd, drain_wake
         self._poller = zmq.Poller()
@@ -57,17 +58,21 @@ class ZmqLink:
         self._poller.register(self._monitor, zmq.POLLIN)
         if wake_fd is not None:
             self._poller.register(wake_fd, zmq.POLLIN)
-        self._was_lost = False
+        self._is_connected = self._was_lost = False
 
     def receive(self, timeout_s: float) -> list[ToWorker]:
         ready = dict(self._poller.poll(math.ceil(timeout_s * 1000)))
         if self._wake_fd in ready and self._drain_wake is not None:
             self._drain_wake()
         if self._monitor in ready:
-            self._was_lost = True
-            while self._monitor.poll(0):
-                self._monitor.recv_multipart()
+            self._note_connection()
         return self._read() if self._socket in ready else []
+
+    def _note_connection(self) -> None:
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)["event"]
+            self._is_connected = event == zmq.EVENT_CONNECTED
+            self._was_lost = self._was_lost or not self._is_connected
 
     def _read(self) -> list[ToWorker]:
         messages: list[ToWorker] = []
@@ -89,8 +94,9 @@ class ZmqLink:
         return was_lost
 
     def close(self, linger_s: float) -> None:
-        """Send what is left, if someone takes it within linger_s."""
+        """Send what is left, if someone is there and takes it within linger_s."""
+        self._note_connection()
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close(linger=int(linger_s * 1000))
+        self._socket.close(linger=int(linger_s * 1000) if self._is_connected else 0)
         self._context.term()

@@ -145,7 +145,7 @@ class WorkerLoop:
     # -- messages --
 
     def _take(self, messages: Sequence[ToWorker]) -> None:
-        if self._link.was_lost():
+        if self._link.was_lost() and self._running:
             _log.warning("worker %s: the frontend is gone; %d requests dropped", self._worker_id, len(self._running))
             self._drop_all()
         for message in messages:
