@@ -153,7 +153,7 @@ def test_recipes_that_disagree_are_refused() -> None:
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_every_flag_leads_to_a_setting_that_exists(flag) -> None:
-    """A flag that is silently dropped was bug case S06."""
+    """Elsewhere a flag that was silently dropped made wrong results pass."""
     default = load_deployment(["m"])
     node: object = default.models[0] if flag.path.startswith("models.*") else default
     for part in flag.path.removeprefix("models.*.").split("."):
