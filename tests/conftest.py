@@ -13,6 +13,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--goldens", metavar="DIR", help="run the golden tests on the checkpoints in the folders below DIR")
+
+
 def missing_backends(item: pytest.Item) -> list[str]:
     """Packages that the test's `requires_x` marks name and that are not installed."""
     wanted = [mark.name.removeprefix("requires_") for mark in item.iter_markers() if mark.name.startswith("requires_")]

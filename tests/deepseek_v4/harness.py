@@ -71,6 +71,17 @@ class Harness:
                 self._refs[group.name, block] += 1
         return new
 
+    def clone(self, seq: Seq) -> Seq:
+        """An independent copy at the same length, block by block."""
+        new = Seq(list(seq.token_ids), seq.num_computed, dict(seq.first), {name: [] for name in seq.blocks})
+        for name, blocks in seq.blocks.items():
+            for block in blocks:
+                mine = self._take(name)
+                new.blocks[name].append(mine)
+                for cache in self.caches[name]:
+                    cache[mine] = cache[block]
+        return new
+
     def rebuild_fork(self, seq: Seq, num_tokens: int, resume: int) -> Seq:
         """A hit whose window groups are gone: computing starts again at `resume`, entries below num_tokens stay."""
         new = self.fork(seq, num_tokens)
@@ -97,8 +108,12 @@ class Harness:
         end = -(-num_tokens // self.block_size)
         for name, blocks in seq.blocks.items():
             while seq.first[name] + len(blocks) < end:
-                blocks.append(self.free[name].pop(0))
-                self._refs[name, blocks[-1]] = 1
+                blocks.append(self._take(name))
+
+    def _take(self, name: str) -> int:
+        block = self.free[name].pop(0)
+        self._refs[name, block] = 1
+        return block
 
     def _free_windows(self, seq: Seq) -> None:
         if self._keeps_windows:
