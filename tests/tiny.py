@@ -66,6 +66,8 @@ def llama_tensors(config: dict, *, seed: int = 0, std: float = 0.2) -> dict[str,
         if config["architectures"] == ["Qwen2ForCausalLM"]:
             for name, rows in (("q", queries), ("k", keys), ("v", keys)):
                 shapes[f"{layer}.self_attn.{name}_proj.bias"] = (rows,)
+        if config["architectures"] == ["Qwen3ForCausalLM"]:
+            shapes |= {f"{layer}.self_attn.{name}_norm.weight": (dim,) for name in ("q", "k")}
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)

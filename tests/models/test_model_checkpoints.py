@@ -295,10 +295,10 @@ def anonymous_bytes():
     lines = open("/proc/self/status").read().splitlines()
     values = dict(line.split(":", 1) for line in lines if line.startswith(("RssAnon", "VmHWM", "RssFile")))
     return {name: int(value.split()[0]) * 1024 for name, value in values.items()}
-load_model(sys.argv[1], dtype="bfloat16")   # warm: code pages, thread pools
+load_model(sys.argv[1], backend="cpu")   # warm: code pages, thread pools
 open("/proc/self/clear_refs", "w").write("5")
 before = anonymous_bytes()["RssAnon"] + anonymous_bytes()["RssFile"]
-model = load_model(sys.argv[2], dtype="bfloat16")
+model = load_model(sys.argv[2], backend="cpu")
 print(anonymous_bytes()["VmHWM"] - before, model.model.num_parameters)
 """
 

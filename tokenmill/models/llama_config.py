@@ -25,7 +25,6 @@ _HINTS = (
     "softcap", "multiplier", "expert", "moe", "quant", "norm", "rope", "rotary", "sparse", "window", "scal", "bias",
     "lora", "alibi", "parallel", "temperature", "sink", "clip", "limit",
 )  # fmt: skip
-_NEUTRAL: tuple[Any, ...] = (False, 0, 1.0, [], {}, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +102,14 @@ def read_llama_config(config: dict[str, Any], source: str | Path) -> LlamaConfig
 
 def _refuse_unknown(fields: ConfigReader) -> None:
     for name in fields.names():
-        is_meaningful = any(hint in name.lower() for hint in _HINTS) and fields.raw(name) not in _NEUTRAL
+        is_meaningful = any(hint in name.lower() for hint in _HINTS) and not _is_neutral(fields.raw(name))
         if name not in _READ and is_meaningful:
             fields.fail(name, "this field absent; the Llama family here does not know it")
+
+
+def _is_neutral(value: Any) -> bool:
+    """Switched off, empty, or a factor of one."""
+    return not value or (value == 1 and value is not True)
 
 
 def _read_rotary(fields: ConfigReader, head_dim: int, max_position: int) -> tuple[Rotary, int]:
