@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError, ConfigError
+from tokenmill.kernels.select import select_kernels
 from tokenmill.models.deepseek_v4.checkpoint import HubCheckpoint
 from tokenmill.models.deepseek_v4.config import DeepseekV4Config
 from tokenmill.models.deepseek_v4.groups import DEFAULT_BLOCK_SIZE, cache_formats
@@ -36,6 +37,13 @@ def build(checkpoint: Checkpoint, options: LoadOptions) -> BuiltModel:
     weights = load_weights(hub, config, options.dtype, num_mtp, options.on_progress)
     model = DeepseekV4(config, weights, options.kernels, formats, options.dtype)
     return BuiltModel(model, DEFAULT_BLOCK_SIZE)
+
+
+def meta_model(config: DeepseekV4Config, *, num_mtp: int = 0) -> DeepseekV4:
+    """A model without storage, for counting and sizing: a full-size one takes a second. It cannot be run."""
+    weights = allocate(config, torch.bfloat16, num_mtp=num_mtp, device="meta")
+    kernels = select_kernels(deterministic=True)  # fast kernels pack weights, which needs storage
+    return DeepseekV4(config, weights, kernels, cache_formats(config, "bfloat16"), torch.bfloat16)
 
 
 def load_weights(
