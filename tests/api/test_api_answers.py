@@ -537,7 +537,7 @@ def test_many_streams(server: LiveServer) -> None:
         for i in range(first, 500, 5):
             path, seed = list(ROUTES)[i % 2], i // 5 % 10
             body = ROUTES[path] | {"seed": seed, "max_tokens": 5, "stream": True}
-            connection.request("POST", path, json.dumps(body))
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
             events = list(parse_events(connection.getresponse().read().decode()))
             assert events.pop() == "[DONE]"
             assert joined([json.loads(event) for event in events]) == expected[path, seed]

@@ -6,9 +6,10 @@ import json
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.api.fakes import FakeDispatcher, card
 from tests.api.live import LiveServer, chat_body, parse_events, post_bytes, until_closed
 from tokenmill.api.config import ApiConfig, LimitsConfig
 from tokenmill.core.errors import InternalError, OverloadedError, UnavailableError, WorkerLostError
+from tokenmill.core.request import FinishReason, Request, TokenDelta
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
@@ -117,6 +119,7 @@ def test_random_cancels(server: LiveServer) -> None:
         (UnavailableError("starting: wait"), 503, "unavailable"),
         (InternalError("broken: report it"), 500, "internal_error"),
         (RuntimeError("secret detail"), 500, "internal_error"),
+        (TimeoutError("secret detail"), 500, "internal_error"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -132,7 +135,7 @@ def test_errors_before_the_first_token(
     assert body.get("retryable", False) is is_retryable
     assert ("retry-after" in response.headers) is is_retryable
     assert "secret detail" not in response.text
-    if isinstance(error, RuntimeError):
+    if isinstance(error, RuntimeError | TimeoutError):
         request_id = response.headers["x-request-id"]
         assert request_id in body["message"]
         assert any(request_id in record.getMessage() and record.exc_info for record in caplog.records)
@@ -150,6 +153,32 @@ def test_errors_in_mid_stream(server: LiveServer, error: Exception) -> None:
     assert "secret detail" not in response.text
     assert "".join(event["choices"][0]["text"] for event in events if event["choices"][0]["index"] == 0) == "abcd"
     wait_for(lambda: not server.dispatcher.running)
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "code"),
+    [
+        ({"finish_reason": FinishReason.ERROR, "error": ("worker_lost", "died")}, 503, "worker_lost"),
+        ({"finish_reason": FinishReason.ERROR, "error": ("no such code", "?")}, 500, "internal_error"),
+        ({"finish_reason": FinishReason.ERROR}, 500, "internal_error"),
+        ({"finish_reason": FinishReason.ABORT}, 503, "unavailable"),
+        ({}, 500, "internal_error"),
+    ],
+)
+def test_ends_that_are_no_ends(server: LiveServer, last: dict[str, Any], status: int, code: str) -> None:
+    """A delta that carries an error, an abort from outside, an iterator that just stops: all become typed errors."""
+
+    async def broken(request: Request) -> AsyncGenerator[TokenDelta, None]:
+        yield TokenDelta(request_id=request.request_id, token_ids=(97,))
+        if last:
+            yield TokenDelta(request_id=request.request_id, **last)
+
+    generate, server.dispatcher.generate = server.dispatcher.generate, broken  # type: ignore[method-assign]
+    try:
+        response = server.complete()
+    finally:
+        server.dispatcher.generate = generate  # type: ignore[method-assign]
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
 
 
 def test_error_of_a_whole_answer(server: LiveServer) -> None:
@@ -194,14 +223,14 @@ def test_slow_headers_and_bodies(make_server: Callable[..., LiveServer]) -> None
 def test_a_second_request_has_its_own_header_deadline(make_server: Callable[..., LiveServer]) -> None:
     """The wait between two requests of a connection is not counted; the second one's headers are."""
     server = make_server(ApiConfig(port=0, limits=LimitsConfig(header_timeout_s=0.15)))
-    with server.raw() as connection:
-        connection.sendall(request_bytes(COMPLETION, max_tokens=1))
-        assert b" 200 " in connection.recv(65536)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+    for _ in range(2):
+        connection.request("GET", "/live")
+        assert connection.getresponse().read()
         time.sleep(0.2)
-        connection.sendall(request_bytes(COMPLETION, max_tokens=1))
-        assert b" 200 " in connection.recv(65536)
-        connection.sendall(b"POST /v1")
-        assert until_closed(connection).startswith(b"HTTP/1.1 408")
+    connection.sock.sendall(b"POST /v1")
+    assert until_closed(connection.sock).startswith(b"HTTP/1.1 408")
+    connection.close()
 
 
 @pytest.mark.parametrize("junk", [b"x: " + b"y" * 3000, b"\r\n".join(b"h%d: %s" % (i, b"z" * 90) for i in range(30))])

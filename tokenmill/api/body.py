@@ -40,8 +40,9 @@ async def read_body(request: Request, kind: type[Body], limits: LimitsConfig) ->
 
 
 def _check_media_type(content_type: str) -> None:
+    """JSON only, and said so: a web page of somebody else may not send that here without asking the browser first."""
     kind = content_type.partition(";")[0].strip().lower()
-    if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise UnsupportedMediaTypeError(f"content-type {kind[:60]!r} cannot be read: send application/json")
 
 

@@ -19,7 +19,6 @@ class LimitsConfig(FrozenConfig):
                           (operations.request_timeout_s bounds the generation alone)
     max_choices           prompts x n of one request
     max_stop_strings      entries of `stop`
-    max_connections       None: as many as the process has file descriptors
     """
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1)
@@ -29,7 +28,6 @@ class LimitsConfig(FrozenConfig):
     request_timeout_s: float = Field(default=1200.0, gt=0)
     max_choices: int = Field(default=512, ge=1)
     max_stop_strings: int = Field(default=16, ge=1)
-    max_connections: int | None = Field(default=None, ge=1)
 
 
 class ApiConfig(FrozenConfig):

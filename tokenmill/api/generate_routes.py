@@ -17,7 +17,7 @@ from tokenmill.api.generation import EncodedPrompt, expand
 from tokenmill.api.model_service import ModelService
 from tokenmill.api.openai_types import ChatRequest, CompletionRequest, GenerationFields
 from tokenmill.api.refusals import refuse_unsupported_chat, refuse_unsupported_completion
-from tokenmill.api.sampling import chat_sampling, completion_sampling
+from tokenmill.api.sampling import DEFAULT_COMPLETION_TOKENS, chat_sampling, completion_sampling
 from tokenmill.api.shapes import ChatShape, CompletionShape, Echo, Shape, ShapeOptions
 from tokenmill.core.errors import BadRequestError, ContextLengthError
 from tokenmill.core.request import SamplingParams, check_prompt
@@ -144,7 +144,7 @@ def _room(body: GenerationFields, sampling: SamplingParams, prompt: EncodedPromp
     """How many tokens this prompt may get; an error names the field that the client really sent."""
     card = service.card
     try:
-        return check_prompt(len(prompt.token_ids), sampling.max_tokens, card.max_model_len, card.kv_capacity_tokens)
+        room = check_prompt(len(prompt.token_ids), sampling.max_tokens, card.max_model_len, card.kv_capacity_tokens)
     except ContextLengthError as error:
         if isinstance(body, ChatRequest):
             if error.param == "prompt":
@@ -152,6 +152,14 @@ def _room(body: GenerationFields, sampling: SamplingParams, prompt: EncodedPromp
             elif body.max_completion_tokens is not None:
                 error.param = "max_completion_tokens"
         raise
+    if isinstance(body, CompletionRequest) and sampling.max_tokens is None:
+        room = min(room, DEFAULT_COMPLETION_TOKENS)
+    if sampling.min_tokens > room:
+        raise BadRequestError(
+            f"min_tokens={sampling.min_tokens} is more than the {room} tokens that this request may have: lower it",
+            param="min_tokens",
+        )
+    return room
 
 
 async def _respond(job: Job, body: GenerationFields, context: ApiContext, http: HttpRequest) -> Response:

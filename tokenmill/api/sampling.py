@@ -35,8 +35,7 @@ def chat_sampling(body: ChatRequest, max_stop_strings: int) -> SamplingParams:
 
 def completion_sampling(body: CompletionRequest, max_stop_strings: int) -> SamplingParams:
     """`echo` with `logprobs` shows those of the prompt too."""
-    max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    sampling = _sampling(body, max_stop_strings, max_tokens=max_tokens, logprobs=body.logprobs)
+    sampling = _sampling(body, max_stop_strings, max_tokens=body.max_tokens, logprobs=body.logprobs)
     if body.echo and sampling.prompt_logprobs is None:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
     return sampling

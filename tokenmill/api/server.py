@@ -133,12 +133,18 @@ class Frontend:
         for task in (draining, cut):
             task.cancel()
         await asyncio.gather(draining, cut, return_exceptions=True)
+        if self._cut.is_set():
+            await self._dispatcher.drain(0.0)
+            await self._until_written(1.0)
 
     async def _finish_running(self) -> None:
         if not await self._dispatcher.drain():
             logger.warning("the drain time is over: the requests that still ran were cut off")
+        await self._until_written(_WRITE_S)
+
+    async def _until_written(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_WRITE_S):
+            async with asyncio.timeout(seconds):
                 while self._lifecycle.num_inside:
                     await asyncio.sleep(_POLL_S)
 
@@ -182,7 +188,6 @@ def _uvicorn_config(app: object, config: ApiConfig) -> uvicorn.Config:
         log_config=None,
         access_log=config.access_log,
         server_header=False,
-        limit_concurrency=config.limits.max_connections,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
         backlog=_BACKLOG,
