@@ -286,7 +286,9 @@ def test_every_request_has_a_deadline() -> None:
     core.check_integrity()
 
 
-def test_a_stuck_worker_turns_health_red_and_gets_no_more_while_another_is_well() -> None:
+def test_a_stuck_worker_turns_health_red_and_gets_no_more_while_another_is_well(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """S62: it answers, it steps, work waits, and nothing comes of it."""
     core = make_core(OperationsConfig(stall_timeout_s=5.0), workers=("w0", "w1"))
     (sent,) = core.submit(make_request("r"), 0.0)
@@ -298,10 +300,25 @@ def test_a_stuck_worker_turns_health_red_and_gets_no_more_while_another_is_well(
         assert health.is_healthy is (step <= 5)
     assert f"worker {sent.worker_id}" in health.reasons[0] and "no progress for 7.0 s" in health.reasons[0]
     assert health.is_ready, "the other worker takes requests"
+    assert caplog.text.count("no progress") == 1, "said once in the log"
     assert sent_to(core.submit(make_request("s"), 7.0)) == [other]
     assert sent_to(core.submit(make_request("t"), 7.0)) == [other]
     core.handle(make_frame(sent.worker_id, 0, tokens("r", 1), until_s=8.0), 8.0)
     assert core.health(8.0).is_healthy
+
+
+def test_models_are_kept_apart() -> None:
+    core = make_core()
+    core.handle(make_hello("x0", model="other"), 0.0)
+    assert [sent_to(core.submit(make_request(f"m{i}"), 1.0)) for i in range(2)] == [["w0"], ["w0"]]
+    assert sent_to(core.submit(make_request("o", model="other"), 1.0)) == ["x0"]
+    assert core.handle(make_exit("w0"), 1.1) == [], "the other model's worker cannot take these"
+    assert len(core.in_flight.waiting("m")) == 2 and core.in_flight.waiting("other") == []
+    with pytest.raises(UnavailableError):
+        core.submit(make_request("n"), 1.2)
+    assert sent_to(core.submit(make_request("p", model="other"), 1.2)) == ["x0"]
+    assert not core.health(1.2).is_ready and core.health(1.2).is_healthy
+    core.check_integrity()
 
 
 # -- policies of others --

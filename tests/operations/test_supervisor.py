@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -95,6 +96,19 @@ def test_a_frontend_is_restarted_and_not_reported() -> None:
     supervisor.exited("w0", -9, 4.1)
     _, finish = supervisor.exited("w1", -9, 4.2)
     assert finish.exit_code == 1 and "frontend keeps failing" in finish.message
+
+
+def test_a_new_frontend_is_told_who_was_given_up() -> None:
+    supervisor = started()
+    for second in range(3):
+        supervisor.exited("w0", 1, float(second))
+        supervisor.tick(second + 0.9)
+    (report,) = supervisor.exited("w0", 1, 3.0)
+    supervisor.exited("frontend", -9, 4.0)
+    launch, again = supervisor.tick(5.0)
+    assert launch == Launch("frontend", 1)
+    assert again.notice.started_s is None, "the old frontend billed it"
+    assert msgspec.structs.replace(again.notice, started_s=2.9) == report.notice
 
 
 def test_a_failed_setup_at_start_ends_it_all() -> None:

@@ -49,7 +49,7 @@ class OperationsConfig(FrozenConfig):
     max_attempts: int = Field(default=3, ge=1)
     max_unread_tokens: int = Field(default=65_536, ge=1)
     heartbeat_interval_s: float = Field(default=0.5, gt=0)
-    heartbeat_timeout_s: float = Field(default=30.0, gt=0)
+    heartbeat_timeout_s: float = Field(default=60.0, gt=0)
     stall_timeout_s: float = Field(default=10.0, gt=0)
     start_timeout_s: float = Field(default=300.0, gt=0)
     integrity_interval_s: float = Field(default=10.0, gt=0)

@@ -36,7 +36,7 @@ from tokenmill.operations.admission import admit
 from tokenmill.operations.config import OperationsConfig
 from tokenmill.operations.deltas import has_news, merge_deltas
 from tokenmill.operations.fleet import Fleet, FrameOrigin
-from tokenmill.operations.health import Health, is_stalled, judge
+from tokenmill.operations.health import Health, is_stalled, judge, stall_reason
 from tokenmill.operations.in_flight import Flight, InFlight
 from tokenmill.operations.members import FleetSnapshot, MemberState
 from tokenmill.operations.router.base import RouterPolicy
@@ -63,6 +63,7 @@ class DispatchCore:
         self._ledger = ledger
         self._rate = rate
         self._last_tick_s: float | None = None
+        self._stalled: set[str] = set()
 
     # -- consumers --
 
@@ -130,6 +131,7 @@ class DispatchCore:
     def tick(self, now_s: float) -> list[Action]:
         """Let time pass: deadlines, silence, waits. Call it several times a second, after reading the wire dry."""
         self._forgive(now_s)
+        self._log_stalls(now_s)
         return [*self._check_workers(now_s), *self._check_flights(now_s)]
 
     def health(self, now_s: float, failure: str | None = None) -> Health:
@@ -297,6 +299,17 @@ class DispatchCore:
         if last is not None and now_s - last > _OVERSLEPT_S:
             _log.warning("the frontend did not run for %.1f s", now_s - last)
             self.fleet.forgive_silence(now_s - last)
+
+    def _log_stalls(self, now_s: float) -> None:
+        """Say it in the log when a worker gets stuck, once; /health says it as long as it lasts."""
+        stalls = {
+            view.worker_id: stall_reason(view, now_s)
+            for view in self.fleet.members()
+            if is_stalled(view, self._config, now_s)
+        }
+        for worker_id in stalls.keys() - self._stalled:
+            _log.error("%s", stalls[worker_id])
+        self._stalled = set(stalls)
 
     def _check_workers(self, now_s: float) -> list[Action]:
         actions: list[Action] = []

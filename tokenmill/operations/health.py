@@ -31,7 +31,7 @@ def judge(
     failure: str | None = None,
 ) -> Health:
     """`failure`: the frontend itself is broken."""
-    stalled = [_stall(view, config, now_s) for view in members if is_stalled(view, config, now_s)]
+    stalled = [stall_reason(view, now_s) for view in members if is_stalled(view, config, now_s)]
     gone = [f"model {model}: no worker is left" for model in _models(members) if not _has_hope(members, model)]
     errors = [*([failure] if failure else []), *stalled, *gone]
     notes = [f"worker {view.worker_id}: {view.reason}" for view in members if view.reason]
@@ -52,11 +52,10 @@ def is_stalled(view: MemberView, config: OperationsConfig, now_s: float) -> bool
     return is_working and now_s - view.progress_s > config.stall_timeout_s
 
 
-def _stall(view: MemberView, config: OperationsConfig, now_s: float) -> str:
+def stall_reason(view: MemberView, now_s: float) -> str:
     return (
         f"worker {view.worker_id} (model {view.model}): {view.num_in_flight} requests in flight and no progress for "
-        f"{now_s - view.progress_s:.1f} s (limit {config.stall_timeout_s:g} s), last frame "
-        f"{now_s - view.last_seen_s:.1f} s ago"
+        f"{now_s - view.progress_s:.1f} s; its last frame came {now_s - view.last_seen_s:.1f} s ago"
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+import msgspec
+
 from tokenmill.core.wire import WorkerExited
 from tokenmill.operations.config import OperationsConfig
 
@@ -84,6 +86,7 @@ class _Process:
     started_s: float = 0.0
     launch_at_s: float | None = None
     has_given_up: bool = False
+    last_notice: WorkerExited | None = None
     crashes: deque[float] = field(default_factory=deque)
 
 
@@ -116,7 +119,8 @@ class Supervisor:
         elif name == self._frontend and self.phase is Phase.DRAINING:
             orders += self._stop_workers(now_s)
         if process.role is Role.WORKER:
-            orders.insert(0, Report(_notice(name, process, exit_code, now_s)))
+            process.last_notice = _notice(name, process, exit_code, now_s)
+            orders.insert(0, Report(process.last_notice))
         return orders + self._finish_if_over()
 
     def unresponsive(self, name: str, incarnation: int) -> list[Order]:
@@ -137,7 +141,8 @@ class Supervisor:
     def tick(self, now_s: float) -> list[Order]:
         """What is due: restarts, and the ends of patience."""
         if self.phase is Phase.RUNNING:
-            return [self._relaunch(name, now_s) for name, p in self._processes.items() if _is_due(p, now_s)]
+            due = [name for name, process in self._processes.items() if _is_due(process, now_s)]
+            return [order for name in due for order in self._relaunch(name, now_s)]
         if self._phase_ends_s is not None and self._phase_ends_s <= now_s:
             return self._stop_workers(now_s) if self.phase is Phase.DRAINING else self._kill_all(now_s)
         return []
@@ -155,9 +160,14 @@ class Supervisor:
         process.is_running, process.launch_at_s, process.started_s = True, None, now_s
         return Launch(name, process.incarnation)
 
-    def _relaunch(self, name: str, now_s: float) -> Launch:
+    def _relaunch(self, name: str, now_s: float) -> list[Order]:
+        """A new frontend knows nothing: it is told again whom not to wait for (and must not bill it again)."""
         self._processes[name].incarnation += 1
-        return self._launch(name, now_s)
+        orders: list[Order] = [self._launch(name, now_s)]
+        if name == self._frontend:
+            gone = [p.last_notice for p in self._processes.values() if p.has_given_up and p.last_notice]
+            orders += [Report(msgspec.structs.replace(notice, started_s=None)) for notice in gone]
+        return orders
 
     def _unasked(self, name: str, process: _Process, exit_code: int, now_s: float) -> list[Order]:
         """A process ended that should be running: bring it back, or decide that this cannot go on."""
