@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from tokenmill.api.request_metrics import RequestMetrics
 from tokenmill.api.stats_log import StatsLog
 from tokenmill.core import metric_names as names
 from tokenmill.core.clock import ManualClock, SystemClock
-from tokenmill.core.errors import WorkerLostError
+from tokenmill.core.errors import OverloadedError, WorkerLostError
 from tokenmill.core.request import FinishReason, Request, SamplingParams
 from tokenmill.core.slo import SLO
 from tokenmill.core.wire import StepFrame, WorkerStats
@@ -154,6 +155,11 @@ def test_errors_are_counted(busy: LiveServer) -> None:
     busy.dispatcher.error, busy.dispatcher.fail_at = RuntimeError("x"), 1
     busy.complete(stream=True)
     samples = scrape(busy)
+    assert total(samples, names.REQUEST_SUCCESS.name, finished_reason="error") == 1
+    before = total(samples, names.PROMPT_TOKENS.name)
+    busy.dispatcher.error, busy.dispatcher.fail_at = OverloadedError("full: wait"), None
+    busy.complete()
+    assert total(scrape(busy), names.PROMPT_TOKENS.name) == before, "what was refused has no tokens"
     for code, count in (("invalid_request", 1), ("not_found", 1), ("method_not_allowed", 1), ("internal_error", 1)):
         assert total(samples, names.REQUEST_ERRORS.name, code=code) == count
 
@@ -253,3 +259,16 @@ def test_log_loop(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         asyncio.run(run())
     assert any("running 1" in record.getMessage() for record in caplog.records)
+
+
+def test_the_documentation_lists_every_metric() -> None:
+    """docs/api.md has one row per exported metric, with vLLM's name."""
+    rows = [
+        f"| `{metric.name}` | {metric.type} | {', '.join(metric.labels) or '–'} | "
+        f"{f'`{metric.vllm_name}`' if metric.vllm_name else '–'} | {metric.help} |"
+        for metric in names.ALL.values()
+        if metric not in LATER
+    ]
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    assert [row for row in rows if row not in text] == []
+    assert text.count("| `tokenmill_") == len(rows)

@@ -111,9 +111,11 @@ class RequestTrack:
         )
 
     def finish(self) -> None:
-        """Once, however the choice ended; a choice without output leaves no latency behind."""
+        """Once, however the choice ended; one without output (refused, or left early) leaves nothing but that."""
         metrics, model = self._metrics, self._model
         metrics.count(names.REQUEST_SUCCESS, model, self.reason.value)
+        if not self.num_output_tokens:
+            return
         metrics.count(names.PROMPT_TOKENS, model, amount=self._num_prompt_tokens)
         metrics.count(names.GENERATION_TOKENS, model, amount=self.num_output_tokens)
         metrics.observe(names.REQUEST_PROMPT_TOKENS, model, self._num_prompt_tokens)

@@ -213,8 +213,8 @@ def banner(dispatcher: Dispatcher, rate: DeviceRate | None) -> list[str]:
 def _model_line(card: ModelCard, num_workers: int) -> str:
     return (
         f"  {card.name}: {card.architecture}, {card.num_parameters / 1e6:.1f} M parameters, {card.dtype}, "
-        f"context {card.max_model_len}; {num_workers} x KV for {card.kv_capacity_tokens} tokens per sequence, "
-        f"{card.max_num_seqs} sequences at once"
+        f"context {card.max_model_len}; {num_workers} x {card.kv_capacity_tokens} tokens of KV cache "
+        f"({card.kv_capacity_tokens / card.max_model_len:.1f} full contexts), {card.max_num_seqs} sequences at once"
     )
 
 
