@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.core.errors import CapabilityError, InternalError
-from tokenmill.core.request import FinishReason, Request, SamplingParams, TokenLogprob
+from tokenmill.core.request import FinishReason, Request, SamplingParams
 from tokenmill.cost.rates import resolve_rate
 from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.load import load_engine
 from tokenmill.models.store import resolve_model
 from tokenmill.text.chat import load_encoding
+from tokenmill.text.logprobs import TextLogprob
 from tokenmill.text.output import OutputProcessor
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -30,7 +31,7 @@ class CompletionOutput:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Any] | None = None
+    logprobs: list[TextLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
@@ -44,7 +45,7 @@ class RequestOutput:
 
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TextLogprob, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -155,9 +156,9 @@ class _Run:
         choice.seconds += delta.seconds
         choice.usd = choice.seconds * self._llm.rate.usd_per_hour / 3600
         choice.num_cached_tokens += delta.num_cached_tokens or 0
-        if delta.prompt_logprobs is not None:
-            request_output.prompt_logprobs = delta.prompt_logprobs
         text = processor.process(delta)
+        if text.prompt_logprobs is not None:
+            request_output.prompt_logprobs = text.prompt_logprobs
         choice.text += text.text
         choice.token_ids.extend(text.token_ids)
         if choice.logprobs is not None and text.logprobs:

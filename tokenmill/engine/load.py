@@ -49,6 +49,8 @@ def load_engine(
         Path(model_path),
         dtype=resolve_dtype(config),
         deterministic=config.deterministic,
+        backend=config.kernels,
+        weight_format="bf16" if config.quantization == "none" else config.quantization,
         extra=config.model_extras,
     )
     model = loaded.model

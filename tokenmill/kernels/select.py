@@ -5,10 +5,13 @@ Not responsible for: reading the machine (infra), the arithmetic (kernels/<op>).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
+from tokenmill.core.errors import ConfigError
 from tokenmill.kernels.attention import cpu as attention_cpu
 from tokenmill.kernels.attention import reference as attention_reference
 from tokenmill.kernels.attention.api import AttentionKernel
@@ -18,6 +21,9 @@ from tokenmill.kernels.embedding.api import Embedding
 from tokenmill.kernels.linear import cpu as linear_cpu
 from tokenmill.kernels.linear import reference as linear_reference
 from tokenmill.kernels.linear.api import LinearKernel
+from tokenmill.kernels.native.build import NativeUnavailableError
+from tokenmill.kernels.native.library import Library, load_library
+from tokenmill.kernels.native.linear import NativeLinear
 from tokenmill.kernels.rms_norm import cpu as rms_norm_cpu
 from tokenmill.kernels.rms_norm import reference as rms_norm_reference
 from tokenmill.kernels.rms_norm.api import RMSNorm
@@ -28,15 +34,40 @@ from tokenmill.kernels.silu_mul import cpu as silu_mul_cpu
 from tokenmill.kernels.silu_mul import reference as silu_mul_reference
 from tokenmill.kernels.silu_mul.api import SiluMul
 
+log = logging.getLogger(__name__)
+
 OPS = ("attention", "embedding", "linear", "rms_norm", "rope", "silu_mul")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`name`: reference or cpu; `reason`: for doctor, the log and results."""
+    """`name`: reference, cpu or native_<weight format>; `reason`: for doctor, the log and results."""
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NativeKernels:
+    """The C kernels, loaded. A model takes them if it can (Kernels.on_native). weight_format: bf16, int8 or int4."""
+
+    library: Library
+    weight_format: str
+
+    @property
+    def head_format(self) -> str:
+        """Four bits are too few for the output head."""
+        return "int8" if self.weight_format == "int4" else self.weight_format
+
+    @property
+    def load_dtype(self) -> torch.dtype:
+        """Quantise from what the checkpoint holds, not from a rounded copy."""
+        return torch.bfloat16 if self.weight_format == "bf16" else torch.float32
+
+    @property
+    def reason(self) -> str:
+        built = self.library.built
+        return f"C kernels ({built.isa}, {built.compiler}), {self.weight_format} weights, one call per step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +81,44 @@ class Kernels:
     rope: Rope
     silu_mul: SiluMul
     choices: dict[str, Choice]
+    native: NativeKernels | None = None
+    head: LinearKernel | None = None
+
+    @property
+    def head_linear(self) -> LinearKernel:
+        """For the output head, which is more sensitive than other layers; usually the same as `linear`."""
+        return self.head or self.linear
+
+    def on_native(self) -> Kernels:
+        """For a model whose whole step runs in the C kernels: its layers pack weights for them."""
+        assert self.native is not None
+        choice = Choice(f"native_{self.native.weight_format}", self.native.reason)
+        return replace(
+            self,
+            linear=partial(NativeLinear, self.native.library, self.native.weight_format),
+            head=partial(NativeLinear, self.native.library, self.native.head_format),
+            choices=dict.fromkeys(OPS, choice),
+        )
 
 
-def select_kernels(*, deterministic: bool, dtype: torch.dtype = torch.bfloat16) -> Kernels:
+def select_kernels(
+    *,
+    deterministic: bool,
+    dtype: torch.dtype = torch.bfloat16,
+    backend: str = "auto",
+    weight_format: str = "bf16",
+) -> Kernels:
     """
     deterministic   reference kernels, whose rows never depend on the rest of the batch
-    dtype           of the weights: decides whether this CPU can multiply packed ones
+    dtype           of the weights: decides what this CPU can multiply
+    backend         auto (native where it can be built), native, or cpu (torch)
+    weight_format   bf16, int8 or int4: how native kernels keep weights
+
+    ConfigError when native kernels were asked for, by name or by format, and cannot be had.
     """
     if deterministic:
+        if backend == "native" or weight_format != "bf16":
+            raise ConfigError("deterministic runs on the reference kernels: leave out --kernels and --quantization")
         reason = "deterministic: same bits whatever else is in the batch"
         return Kernels(
             attention=attention_reference.ReferenceAttention(),
@@ -68,6 +129,7 @@ def select_kernels(*, deterministic: bool, dtype: torch.dtype = torch.bfloat16) 
             silu_mul=silu_mul_reference.silu_mul,
             choices={op: Choice("reference", reason) for op in OPS},
         )
+    native = _native(dtype, backend, weight_format)
     return Kernels(
         attention=attention_cpu.CpuAttention(),
         embedding=embedding_cpu.embedding,
@@ -76,7 +138,27 @@ def select_kernels(*, deterministic: bool, dtype: torch.dtype = torch.bfloat16) 
         rope=rope_cpu.rope,
         silu_mul=silu_mul_cpu.silu_mul,
         choices={op: Choice("cpu", _cpu_reason(op, dtype)) for op in OPS},
+        native=native,
     )
+
+
+def _native(dtype: torch.dtype, backend: str, weight_format: str) -> NativeKernels | None:
+    is_wanted = backend == "native" or weight_format != "bf16"
+    if backend == "cpu" and weight_format != "bf16":
+        raise ConfigError(f"{weight_format} weights need the native kernels: leave --kernels at auto")
+    if backend == "cpu":
+        return None
+    if dtype != torch.bfloat16:
+        if is_wanted:
+            raise ConfigError(f"native kernels compute in bfloat16, not {dtype}: leave --dtype at auto")
+        return None
+    try:
+        return NativeKernels(load_library(torch.get_num_threads()), weight_format)
+    except NativeUnavailableError as error:
+        if is_wanted:
+            raise ConfigError(f"native kernels cannot be used: {error}") from None
+        log.warning("falling back to torch kernels: %s", error)
+        return None
 
 
 def _cpu_reason(op: str, dtype: torch.dtype) -> str:

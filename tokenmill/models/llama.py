@@ -6,7 +6,9 @@ Stateless between calls: all per-sequence state is in the caches. Not responsibl
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,9 +23,12 @@ from tokenmill.models.base import Caches
 from tokenmill.models.batch import ForwardBatch
 from tokenmill.models.groups import attention_groups, group_name
 from tokenmill.models.llama_config import LlamaConfig, read_llama_config
+from tokenmill.models.llama_native import NativeLlama, unsupported_reason
 from tokenmill.models.llama_weights import LlamaLayer, LlamaWeights
 from tokenmill.models.registry import BuiltModel, LoadOptions
 from tokenmill.models.weights import Checkpoint
+
+log = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_SIZE = 16
 
@@ -32,6 +37,15 @@ def build(checkpoint: Checkpoint, options: LoadOptions) -> BuiltModel:
     """Entry of models/registry.py for every architecture of the family."""
     options.refuse_extra()
     config = read_llama_config(checkpoint.config, checkpoint.path)
+    native = options.kernels.native
+    if native is not None:
+        reason = unsupported_reason(config)
+        if reason is None:
+            kernels = options.kernels.on_native()
+            native_options = replace(options, kernels=kernels, dtype=native.load_dtype)
+            weights = llama_weights.load(checkpoint, config, native_options)
+            return BuiltModel(NativeLlama(config, weights, native.library), DEFAULT_BLOCK_SIZE, kernels.choices)
+        log.warning("torch kernels instead of the native ones: %s", reason)
     weights = llama_weights.load(checkpoint, config, options)
     return BuiltModel(Llama(config, weights, options.kernels, options.dtype), DEFAULT_BLOCK_SIZE)
 

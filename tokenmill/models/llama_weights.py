@@ -84,7 +84,7 @@ def load(checkpoint: Checkpoint, config: LlamaConfig, options: LoadOptions) -> L
     embedding = loader.tensor(_EMBEDDING)
     layers = tuple(_load_layer(loader, config, options, f"model.layers.{i}.") for i in range(config.num_layers))
     norm = loader.tensor(_NORM)
-    head = options.kernels.linear(embedding if config.is_tied else loader.tensor(_HEAD))
+    head = options.kernels.head_linear(embedding if config.is_tied else loader.tensor(_HEAD))
     loader.finish()
     return LlamaWeights(embedding, layers, norm, head)
 

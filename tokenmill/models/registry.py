@@ -58,10 +58,14 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """What a builder returns: the model and the block size it likes best (source tokens)."""
+    """What a builder returns: the model and the block size it likes best (source tokens).
+
+    kernels  what it runs on, where that is not simply the options' choice
+    """
 
     model: Model
     default_block_size: int
+    kernels: dict[str, Choice] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,15 @@ def load_model(
     *,
     dtype: str = "bfloat16",
     deterministic: bool = False,
+    backend: str = "auto",
+    weight_format: str = "bf16",
     extra: Mapping[str, str] | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> LoadedModel:
     """Open, check and load; everything wrong with the checkpoint is a CheckpointError.
 
     deterministic  reference kernels: batch-invariant, float32 arithmetic
+    backend, weight_format   see kernels/select.select_kernels
     extra          settings of one architecture
     on_progress    called with the loaded share, 0..1
     """
@@ -100,18 +107,26 @@ def load_model(
         raise ConfigError(f"dtype {dtype!r} is not possible: choose {' or '.join(DTYPES)}")
     checkpoint = open_checkpoint(path)
     build = find_builder(checkpoint)
-    kernels = select_kernels(deterministic=deterministic, dtype=DTYPES[dtype])
+    kernels = select_kernels(
+        deterministic=deterministic, dtype=DTYPES[dtype], backend=backend, weight_format=weight_format
+    )
     options = LoadOptions(DTYPES[dtype], kernels, extra or {}, on_progress)
     built: BuiltModel = build(checkpoint, options)
+    choices = built.kernels or kernels.choices
+    if (backend == "native" or weight_format != "bf16") and choices["linear"].name != f"native_{weight_format}":
+        raise ConfigError(
+            f"{checkpoint.path}: the native kernels do not serve {architecture_of(checkpoint)} (yet): "
+            "leave out --kernels and --quantization"
+        )
     return LoadedModel(
         model=built.model,
         architecture=str(checkpoint.config.get("model_type", architecture_of(checkpoint))),
-        weights_version=_weights_version(checkpoint, dtype, options),
+        weights_version=_weights_version(checkpoint, dtype, choices, options.extra),
         dtype=dtype,
         default_block_size=built.default_block_size,
         tokenizer_path=checkpoint.tokenizer_path,
         eos_token_ids=checkpoint.eos_token_ids,
-        kernels=options.kernels.choices,
+        kernels=choices,
     )
 
 
@@ -135,8 +150,10 @@ def find_builder(checkpoint: Checkpoint) -> Any:
     return MODELS.load(name)
 
 
-def _weights_version(checkpoint: Checkpoint, dtype: str, options: LoadOptions) -> str:
+def _weights_version(
+    checkpoint: Checkpoint, dtype: str, choices: Mapping[str, Choice], extra: Mapping[str, str]
+) -> str:
     """Kernels are part of it: blocks computed by another kernel differ in their last bits."""
-    names = sorted(f"{op}={choice.name}" for op, choice in options.kernels.choices.items())
-    settings = repr((checkpoint.digest(), dtype, names, sorted(options.extra.items())))
+    names = sorted(f"{op}={choice.name}" for op, choice in choices.items())
+    settings = repr((checkpoint.digest(), dtype, names, sorted(extra.items())))
     return xxhash.xxh3_128(settings.encode()).hexdigest()

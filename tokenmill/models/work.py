@@ -41,7 +41,7 @@ def step_work(
     query_lens: Sequence[int],
     context_lens: Sequence[int],
     *,
-    bytes_per_weight: int,
+    bytes_per_weight: float,
     bytes_per_cache_value: int,
 ) -> Work:
     """One step over B sequences; logits are counted for one row per sequence."""
@@ -63,7 +63,7 @@ def step_work(
     return work + linear_work(len(query_lens), config.hidden_size, config.vocab_size, bytes_per_weight)
 
 
-def _layer_work(config: LlamaConfig, rows: int, bytes_per_weight: int) -> Work:
+def _layer_work(config: LlamaConfig, rows: int, bytes_per_weight: float) -> Work:
     """Everything of one layer but attention."""
     work = Work()
     for inputs, outputs in linear_shapes(config):

@@ -53,13 +53,13 @@ class NativeLinear:
 
 
 class Activations:
-    """Rows in the format that a weight reads: bf16, or int8 with a scale (and group sums for int4)."""
+    """Rows in the format that a weight reads: bf16, or int8 with a scale and a sum per group of 32."""
 
     def __init__(self, format: str, rows: int, inputs: int) -> None:
         self.format = format
         self.inputs = inputs
         self.y = torch.empty(rows, inputs, dtype=torch.bfloat16 if format == "bf16" else torch.int8)
-        self.scale = torch.empty(rows)
+        self.scale = torch.empty(rows, inputs // 32)
         self.sums = torch.empty(rows, inputs // 32)
 
     @property

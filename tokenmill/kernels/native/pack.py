@@ -18,7 +18,7 @@ class PackedWeight:
     """
     format         bf16 | int8 | int4
     data           packed values, see gemm.c
-    scale, aux     int8: float32 [N], int32 [N] column sums; int4: half scales and minima [N/16, K/32, 16]
+    scale, aux     int8: float32 [N], None; int4: half scales and minima [N/16, K/32, 16]
     columns, inputs   padded N and K
     """
 
@@ -52,8 +52,9 @@ def _pack_int8(weight: Tensor) -> PackedWeight:
     weight = weight.float()
     scale = weight.abs().amax(1) / 127
     q = torch.round(weight / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).to(torch.int8)
-    data = q.view(n // _TILE, _TILE, k // 4, 4).transpose(1, 2).contiguous()
-    return PackedWeight("int8", data, scale, q.sum(1, dtype=torch.int32), n, k)
+    unsigned = (q.to(torch.int16) + 128).to(torch.uint8)
+    data = unsigned.view(n // _TILE, _TILE, k // 4, 4).transpose(1, 2).contiguous()
+    return PackedWeight("int8", data, scale, None, n, k)
 
 
 def _pack_int4(weight: Tensor) -> PackedWeight:

@@ -27,26 +27,24 @@ static void to_bf16_row(const float *x, int64_t n, int64_t k, bf16 *y) {
     for (; i < k; i++) y[i] = 0;
 }
 
-/* Symmetric int8 with one scale per row; sums of each group of 32 for weights that have a minimum. */
+/* Symmetric int8 with a scale per group of 32; the scaled sum of each group beside it. */
 static void to_int8_row(const float *x, int64_t n, int64_t k, int8_t *y, float *scale, float *sums) {
-    float top = 0.0f;
-    for (int64_t i = 0; i < n; i++) top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
-    float inverse = top > 0.0f ? 127.0f / top : 0.0f;
-    *scale = top / 127.0f;
-    int64_t i = 0;
-#if TM_AVX512
-    for (; i + TILE <= n; i += TILE) {
-        __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(inverse)));
-        _mm_storeu_si128((__m128i *)(y + i), _mm512_cvtsepi32_epi8(q));
-    }
-#endif
-    for (; i < n; i++) y[i] = (int8_t)rintf(x[i] * inverse);
-    for (; i < k; i++) y[i] = 0;
-    if (!sums) return;
+    float padded[GROUP];
     for (int64_t g = 0; g < k / GROUP; g++) {
-        int32_t s = 0;
-        for (int j = 0; j < GROUP; j++) s += y[g * GROUP + j];
-        sums[g] = (float)s;
+        const float *v = x + g * GROUP;
+        if ((g + 1) * GROUP > n) {
+            for (int j = 0; j < GROUP; j++) padded[j] = g * GROUP + j < n ? v[j] : 0.0f;
+            v = padded;
+        }
+        int8_t *q = y + g * GROUP;
+        float top = 0.0f;
+        int32_t sum = 0;
+        for (int j = 0; j < GROUP; j++) top = fabsf(v[j]) > top ? fabsf(v[j]) : top;
+        float inverse = top > 0.0f ? 127.0f / top : 0.0f;
+        for (int j = 0; j < GROUP; j++) q[j] = (int8_t)(int32_t)rintf(v[j] * inverse);
+        for (int j = 0; j < GROUP; j++) sum += q[j];
+        scale[g] = top / 127.0f;
+        sums[g] = scale[g] * (float)sum;
     }
 }
 
@@ -81,7 +79,7 @@ typedef struct {
     float limit;                /* swiglu clamp, 0 = none */
     int32_t format;             /* of the weights that will read it: W_* */
     void *y;                    /* bf16 [T, k] or int8 [T, k] */
-    float *scale, *sums;        /* int8/int4: [T]; int4: [T, k/32] */
+    float *scale, *sums;        /* int8, int4: [T, k/32] */
 } tm_act;
 
 static void act_rows(void *arg, int64_t begin, int64_t end) {
@@ -97,8 +95,8 @@ static void act_rows(void *arg, int64_t begin, int64_t end) {
             x = row;
         }
         if (a->format == W_BF16) to_bf16_row(x, a->n, a->k, (bf16 *)a->y + t * a->k);
-        else to_int8_row(x, a->n, a->k, (int8_t *)a->y + t * a->k, a->scale + t,
-                         a->format == W_INT4 ? a->sums + t * (a->k / GROUP) : NULL);
+        else to_int8_row(x, a->n, a->k, (int8_t *)a->y + t * a->k, a->scale + t * (a->k / GROUP),
+                         a->sums + t * (a->k / GROUP));
     }
 }
 
