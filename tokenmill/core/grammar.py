@@ -17,11 +17,13 @@ class GrammarKind(StrEnum):
     REGEX = "regex"
     EBNF = "ebnf"
     CHOICE = "choice"
+    TOOL_CALLS = "tool_calls"
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """
-    source        JSON text of the schema; "" for json_object; the expression; GBNF or Lark rules; JSON list of texts
+    source        JSON text of the schema; "" for json_object; the expression; GBNF or Lark rules; JSON list of texts;
+                  JSON of the format and functions of calls (text/parsers/tool_choice.py)
     start_after   the constraint holds only behind these ids in the output (the end of thinking); (): from the start
     param         the request's field that it came from, for errors
     """

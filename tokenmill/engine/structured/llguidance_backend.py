@@ -20,6 +20,7 @@ from tokenmill.core.grammar import Grammar, GrammarKind
 from tokenmill.engine.structured.base import GrammarLimitError, PackedMask
 from tokenmill.engine.structured.schema_check import check_schema
 from tokenmill.engine.structured.schema_walk import walk
+from tokenmill.engine.structured.tool_calls import LarkWriter
 from tokenmill.text.tokenizer import Tokenizer
 
 _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -37,13 +38,14 @@ class LlguidanceBackend:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = _ll_tokenizer(tokenizer, vocab_size)
+        self._added_token_id = _added_token_ids(tokenizer).get
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(tokenizer.eos_token_ids)
         self._limits = LLParserLimits(verbose_errors=False)
 
     def compile(self, grammar: Grammar) -> LlguidanceGrammar:
         grammar.check()
-        matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=self._limits)
+        matcher = LLMatcher(self._tokenizer, self._source(grammar), log_level=0, limits=self._limits)
         if matcher.is_error():
             raise _refusal(grammar, matcher.get_error())
         probe = matcher.deep_copy()
@@ -51,6 +53,24 @@ class LlguidanceBackend:
         if probe.is_error():
             raise _refusal(grammar, f"nothing can be written that meets it ({probe.get_error()})")
         return LlguidanceGrammar(matcher, self._vocab_size, self._eos_token_ids)
+
+    def _source(self, grammar: Grammar) -> str:
+        """The grammar in llguidance's own form."""
+        match grammar.kind:
+            case GrammarKind.JSON_OBJECT:
+                return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_JSON_STYLE)
+            case GrammarKind.JSON_SCHEMA:
+                schema = _enforced(_parse(grammar), grammar.param)
+                return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON_STYLE)
+            case GrammarKind.REGEX:
+                return LLMatcher.grammar_from_regex(grammar.source)
+            case GrammarKind.CHOICE:
+                return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, _choices(grammar))))
+            case GrammarKind.EBNF:
+                return LLMatcher.grammar_from_lark(_lark(grammar))
+            case GrammarKind.TOOL_CALLS:
+                writer = LarkWriter(_tool_calls(grammar), self._added_token_id, _JSON_STYLE)
+                return LLMatcher.grammar_from_lark(writer.write())
 
 
 class LlguidanceGrammar:
@@ -149,22 +169,11 @@ def _ll_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer, vocab_size)), eos_token=list(tokenizer.eos_token_ids))
 
 
+def _added_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    return {tokenizer.token_text(token_id): token_id for token_id in tokenizer.added_token_ids}
+
+
 # -- sources --
-
-
-def _source(grammar: Grammar) -> str:
-    """The grammar in llguidance's own form."""
-    match grammar.kind:
-        case GrammarKind.JSON_OBJECT:
-            return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_JSON_STYLE)
-        case GrammarKind.JSON_SCHEMA:
-            return LLMatcher.grammar_from_json_schema(_schema(grammar), defaults=_JSON_STYLE)
-        case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.source)
-        case GrammarKind.CHOICE:
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(_literal(text) for text in _choices(grammar)))
-        case GrammarKind.EBNF:
-            return LLMatcher.grammar_from_lark(_lark(grammar))
 
 
 def _parse(grammar: Grammar) -> Any:
@@ -176,15 +185,23 @@ def _parse(grammar: Grammar) -> Any:
         raise BadRequestError(f"{grammar.param} is no JSON ({error}): correct it", param=grammar.param) from None
 
 
-def _schema(grammar: Grammar) -> str:
-    schema = _parse(grammar)
-    check_schema(schema, grammar.param)
+def _enforced(schema: Any, path: str) -> Any:
+    """The schema, checked, without what only annotates."""
+    check_schema(schema, path)
     for inner, _ in walk(schema, ""):
         if isinstance(inner, dict) and inner.get("format", "unknown") not in _FORMATS:
             del inner["format"]
     if isinstance(schema, dict):
         schema.pop("$schema", None)
-    return json.dumps(schema)
+    return schema
+
+
+def _tool_calls(grammar: Grammar) -> Any:
+    spec = _parse(grammar)
+    for function in spec["functions"]:
+        path = f"{grammar.param}[{function['index']}].function.parameters"
+        function["parameters"] = _enforced(function["parameters"], path)
+    return spec
 
 
 def _choices(grammar: Grammar) -> list[str]:
@@ -219,6 +236,8 @@ def _refusal(grammar: Grammar, error: str) -> BadRequestError:
     path = grammar.param
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         path = _find(json.loads(grammar.source), error, path)
+    elif grammar.kind is GrammarKind.TOOL_CALLS:
+        path = _find_function(_tool_calls(grammar), error, path)
     kind = grammar.kind.replace("_", " ")
     return BadRequestError(f"{path}: this {kind} cannot be enforced: {_reason(error)}", param=path)
 
@@ -231,6 +250,14 @@ def _find(schema: Any, error: str, path: str) -> str:
         return next((f"{at}.{key}" for inner, at in walk(schema, path) for key in keys if _has(inner, key)), path)
     if "regex" in error:
         return next((f"{at}.pattern" for inner, at in walk(schema, path) if _has_bad_pattern(inner)), path)
+    return path
+
+
+def _find_function(spec: Any, error: str, path: str) -> str:
+    for function in spec["functions"]:
+        schema = function["parameters"]
+        if LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)):
+            return _find(schema, error, f"{path}[{function['index']}].function.parameters")
     return path
 
 
