@@ -129,10 +129,10 @@ def marker_at(text: str, position: int, markers: Iterable[str]) -> str | None:
 
 def skip_whitespace(text: str, start: int = 0) -> int:
     """Position of the first character that is no white space; NeedMoreText when there is none yet."""
-    for position in range(start, len(text)):
-        if text[position] not in _WHITESPACE:
-            return position
-    raise NeedMoreText
+    rest = text[start:].lstrip(_WHITESPACE)
+    if not rest:
+        raise NeedMoreText
+    return len(text) - len(rest)
 
 
 def tag_end(text: str, start: int) -> int | None:
