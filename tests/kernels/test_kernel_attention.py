@@ -34,7 +34,7 @@ def near(got, want, dtype):
 def test_mixed_steps_equal_dense_attention(kernel, spec, dtype):
     """Prefill, chunks, decode and short verification side by side; contexts of very different length."""
     keys = PagedKeys([300, 1, 150, 40, 40], spec, dtype=dtype)
-    steps = [{0: 200, 3: 1}, {1: 1, 0: 1, 3: 9}, {2: 130, 3: 4, 0: 4, 4: 4}, {2: 1, 4: 1}, {4: 35, 0: 95, 2: 19, 3: 1}]
+    steps = [{0: 200, 3: 1}, {1: 1, 3: 9, 0: 1}, {2: 130, 3: 4, 0: 4, 4: 4}, {2: 1, 4: 1}, {4: 35, 0: 95, 2: 19, 3: 1}]
     outs = {b: [] for b in range(5)}
     for step in steps:
         for b, rows in keys.run(kernel, step).items():
