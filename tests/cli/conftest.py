@@ -1,6 +1,7 @@
 """The command as users run it: in this process for what is quick, as a real process where processes matter."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +38,15 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import os
-
-    for name in [name for name in os.environ if name.startswith("TOKENMILL_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    """No settings from outside. The cache folder stays the user's: kernels that are compiled once are kept there."""
+    for name in list(os.environ):
+        if name.startswith("TOKENMILL_") and name not in ("TOKENMILL_CACHE", "TOKENMILL_NO_SKIP"):
+            monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"

@@ -74,6 +74,7 @@ def test_bench_throughput_alone(run, model: str, tmp_path: Path) -> None:
     assert report["environment"]["packages"]["torch"]
 
 
+@pytest.mark.ci
 @pytest.mark.requires_transformers
 def test_bench_throughput_against_transformers(run, model: str) -> None:
     """Both run the same checkpoint: greedy float32 answers must be the same token for token."""
@@ -86,3 +87,13 @@ def test_bench_throughput_against_transformers(run, model: str) -> None:
     assert peer["batch_size"] in (1, 4, 5)
     assert f"batch {peer['batch_size']}, {peer['attention']} attention" in result.out
     assert "ratio tokenmill / transformers" in result.out
+
+
+@pytest.mark.ci
+def test_chat_starts_a_server_of_its_own_and_stops_it(run, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["hello", "", "never read"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
+    result = run("chat", model, "--max-tokens", "4", "--temperature", "0", "--json")
+    assert result.code == 0, result.err
+    assert result.json["usage"]["completion_tokens"] <= 4 and result.json["usage"]["cost"]["usd"] > 0
+    assert next(lines) == "never read"
