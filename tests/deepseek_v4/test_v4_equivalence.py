@@ -136,3 +136,26 @@ def assert_same_bytes(one: Harness, a: Seq, other: Harness, b: Seq) -> None:
             continue
         for i, (x, y) in enumerate(zip(tensors, right[name], strict=True)):
             assert torch.equal(x.view(torch.uint8), y.view(torch.uint8)), f"{name}[{i}] after {a.num_computed} tokens"
+
+
+def test_decode_far_into_a_sequence_has_the_bits_of_prefill(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Hundreds of chosen entries and more than 32 HCA entries: several padded widths side by side in one batch."""
+    config = v4_json(
+        num_hidden_layers=2,
+        compress_ratios=[4, 32],
+        num_nextn_predict_layers=0,
+        index_topk=200,
+        sliding_window=17,
+        num_attention_heads=6,
+    )
+    folder = write_checkpoint(tmp_path_factory.mktemp("far"), config, random_tensors(config, 8))
+    harness, ids = Harness(load_golden_model(folder)), tokens(1130, 6)
+    want = harness.prefill(harness.start(), ids)
+    long, short = harness.start(), harness.start()
+    harness.prefill(long, ids[:1000], 300)
+    harness.prefill(short, ids[:60])
+    while long.num_computed < len(ids):
+        step = 1 if long.num_computed < 1034 else 37
+        rows = harness.step([(long, ids[long.num_computed :][:step]), (short, ids[short.num_computed :][:1])])
+        for seq, got in zip((long, short), rows, strict=True):
+            assert same_bits(got, want[seq.num_computed - len(got) : seq.num_computed]), seq.num_computed
