@@ -22,19 +22,21 @@ AttentionCall = Callable[[Tensor], Tensor]
 
 class MoE:
     def __init__(self, config: DeepseekV4Config, weights: MoEWeights, kernels: Kernels, dtype: torch.dtype) -> None:
-        self._config, self._weights, self._kernels, self._dtype = config, weights, kernels, dtype
+        self._config, self._kernels, self._dtype = config, kernels, dtype
+        self._gate, self._bias, self._table = weights.gate, weights.bias, weights.table
+        self._w13, self._w2 = weights.w13, weights.w2
         self._shared_w13 = kernels.linear(weights.shared_w13)
         self._shared_w2 = kernels.linear(weights.shared_w2)
 
     def __call__(self, x: Tensor, token_ids: Tensor) -> Tensor:
         """x [T, C] float32 -> [T, C] float32; the ids are needed in hash layers only."""
-        config, weights = self._config, self._weights
-        if weights.table is not None:
-            routing = hash_router(x, weights.gate, weights.table, token_ids, config.routed_scaling_factor)
+        config = self._config
+        if self._table is not None:
+            routing = hash_router(x, self._gate, self._table, token_ids, config.routed_scaling_factor)
         else:
-            assert weights.bias is not None
-            routing = router(x, weights.gate, weights.bias, config.num_experts_per_tok, config.routed_scaling_factor)
-        routed = experts(x, routing, weights.w13, weights.w2, config.swiglu_limit)
+            assert self._bias is not None
+            routing = router(x, self._gate, self._bias, config.num_experts_per_tok, config.routed_scaling_factor)
+        routed = experts(x, routing, self._w13, self._w2, config.swiglu_limit)
         hidden = self._kernels.silu_mul(self._shared_w13(x.to(self._dtype)), config.swiglu_limit)
         return routed + self._shared_w2(hidden).float()
 

@@ -65,3 +65,25 @@ def read_rows(cache: Tensor, slots: Tensor, layout: RowLayout) -> Tensor:
     """slots [...] -> [..., width] float32."""
     stored = cache.flatten(0, 1).index_select(0, slots.flatten())
     return decode(stored, layout).unflatten(0, slots.shape)
+
+
+def fill_synthetic(
+    caches: Caches, config: DeepseekV4Config, formats: CacheFormats, seed: int = 0, num_rows: int = 4096
+) -> None:
+    """Plausible content for measuring long contexts without computing them: encoded normal rows, repeated.
+
+    Every tensor is filled, whatever its size, from `num_rows` drawn rows; states hold a window in progress.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensors in caches.items():
+        for cache in tensors:
+            if name.endswith("_state"):
+                cache.normal_(generator=generator)
+                if name == "hca_state":
+                    cache[:, 1].abs_().add_(1.0)  # a total of weights, at least that of the maximum itself
+                continue
+            layout = formats.index if name == "indexer" else formats.kv
+            rows = encode(torch.randn(num_rows, layout.width, generator=generator), layout)
+            flat = cache.flatten(0, 1)
+            for begin in range(0, len(flat), num_rows):
+                flat[begin : begin + num_rows] = rows[: len(flat) - begin]
