@@ -35,8 +35,8 @@ class CpuAttention:
 
 def _attend_piece(q: Tensor, cache: Tensor, spec: AttentionSpec, piece: Piece, sinks: Tensor | None) -> Tensor:
     """q [b * t, H, D] -> [b * t, H, D]."""
-    flat = cache.view(-1, cache.shape[3] * cache.shape[4])
-    keys, values = flat.index_select(0, piece.gather).view(2, piece.num_seqs * spec.num_kv_heads, -1, spec.head_dim)
+    torch.index_select(cache.view(-1, piece.gathered.shape[1]), 0, piece.gather, out=piece.gathered)
+    keys, values = piece.gathered.view(2, piece.num_seqs * spec.num_kv_heads, -1, spec.head_dim)
     q = q.view(piece.num_seqs, -1, spec.num_heads, spec.head_dim)
     outs = [_attend_tile(q[:, tile.rows], keys, values, spec, tile, sinks) for tile in piece.tiles]
     return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)).flatten(0, 1)

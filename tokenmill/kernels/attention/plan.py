@@ -40,11 +40,14 @@ class Piece:
 
     rows      their rows of the step: a slice where they lie together, else [b * t] int64
     gather    rows of the cache seen as [blocks * 2 * G, block_size * D], in order [2, b, G, n]
+    gathered  [2 * b * G * n, block_size * D], filled anew by every layer: memory that is asked for once per step
+              and not once per layer saves most page faults (6 % of a decode step of 32 sequences)
     """
 
     rows: slice | Tensor
     num_seqs: int
     gather: Tensor
+    gathered: Tensor
     tiles: tuple[Tile, ...]
 
 
@@ -91,7 +94,8 @@ def _piece(batch: PagedBatch, spec: AttentionSpec, members: list[int], dtype: to
         tiles = [_tile(positions, rows, slice(0, num_keys), num_keys, base, spec, dtype)]
     else:
         tiles = list(_prefill_tiles(positions, base, spec, dtype))
-    return Piece(_rows(batch, members), len(members), gather, tuple(tiles))
+    gathered = torch.empty(len(gather), batch.block_size * spec.head_dim, dtype=dtype)
+    return Piece(_rows(batch, members), len(members), gather, gathered, tuple(tiles))
 
 
 def _first_key(position: int, window: int | None) -> int:
