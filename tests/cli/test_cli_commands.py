@@ -145,7 +145,7 @@ def test_doctor_reports_every_part(run) -> None:
     assert report["machine"]["cores"] > 0
     assert report["price"]["usd_per_hour"] > 0 and report["price"]["energy"]
     assert report["cache"]["folder"].endswith("models")
-    assert set(report["kernels"]) >= {"attention", "linear"}
+    assert any("attention" in op for op in report["kernels"]) and any("linear" in op for op in report["kernels"])
     assert not [part for part in ("machine", "price", "kernels", "cache") if "error" in report[part]]
 
 

@@ -174,3 +174,8 @@ def test_any_text_is_a_value_or_a_typed_error(text: str) -> None:
             parse_text(path, text)
         except ConfigError as error:
             assert error.message
+
+
+def test_flag_names_are_unique() -> None:
+    names = [name for flag in FLAGS for name in (f"--{flag.name}", *flag.aliases)]
+    assert len(set(names)) == len(names)

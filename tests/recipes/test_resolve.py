@@ -32,7 +32,9 @@ def test_every_auto_gets_a_value_and_a_reason() -> None:
     assert engine.kv_cache_memory_bytes == 4 * 2**30  # 40 % would be 8 GiB: the cap holds
     assert resolved.cost.price_per_hour is not None and resolved.cost.watts is not None
     assert all(decision.why and decision.source for decision in decisions.values())
-    assert not _nones(resolved.models[0].model_dump())
+    of_the_template = {"chat_encoding", "tool_call_parser", "reasoning_parser"}
+    assert set(_nones(engine.model_dump())) == of_the_template
+    assert not _nones(resolved.models[0].model_dump(exclude={"engine"}))
 
 
 def _nones(data: dict) -> list[str]:
@@ -125,6 +127,15 @@ def test_facts_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config.json cannot be read"):
         read_model_facts(tmp_path)
+
+
+def test_block_sizes_are_those_of_the_builders(tmp_path: Path) -> None:
+    from tokenmill.models import llama
+    from tokenmill.models.deepseek_v4 import groups
+
+    for name, size in (("llama", llama.DEFAULT_BLOCK_SIZE), ("deepseek_v4", groups.DEFAULT_BLOCK_SIZE)):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+        assert read_model_facts(tmp_path) == ModelFacts(name, None, size)
 
 
 def test_recipes_need_no_torch() -> None:

@@ -54,7 +54,10 @@ class TransformersPeer:
             outputs += self._generate_batch(prompts[start : start + setting.batch_size], osl)
         return outputs
 
-    def _generate_batch(self, batch: Sequence[list[int]], osl: int) -> list[list[int]]:
+    def _generate_batch(
+        self, batch: Sequence[list[int]], osl: int, on_token: Callable[[], None] | None = None
+    ) -> list[list[int]]:
+        """on_token is called when the logits of each next token are there."""
         ids = self._torch.tensor(batch)
         with self._torch.inference_mode():
             out = self.model.generate(
@@ -66,6 +69,7 @@ class TransformersPeer:
                 pad_token_id=0,
                 eos_token_id=None,
                 generation_config=self._generation_config(),
+                logits_processor=[] if on_token is None else [lambda ids, logits: (on_token(), logits)[1]],
             )
         return [row[ids.shape[1] :] for row in out.tolist()]
 
@@ -78,32 +82,38 @@ class TransformersPeer:
     def find_best(
         self, prompts: Sequence[list[int]], osl: int, on_probe: Callable[[Setting], None]
     ) -> tuple[Setting, list[Setting]]:
-        """The quickest setting by short probes, and all that were tried. Larger batches until they stop paying."""
+        """The quickest setting by short probes, and all that were tried.
+
+        Larger batches until they stop paying, with the first attention; the others at the batch size that won.
+        """
         tried: list[Setting] = []
-        for attention in ATTENTIONS:
-            best_s, num_worse = float("inf"), 0
-            for batch_size in batch_sizes(len(prompts)):
-                setting = Setting(batch_size, attention, self._estimate(prompts, osl, batch_size, attention))
-                tried.append(setting)
-                on_probe(setting)
-                num_worse = num_worse + 1 if setting.seconds > best_s else 0
-                best_s = min(best_s, setting.seconds)
-                if num_worse == 2:
-                    break
+
+        def probe(batch_size: int, attention: str) -> float:
+            tried.append(Setting(batch_size, attention, self._estimate(prompts, osl, batch_size, attention)))
+            on_probe(tried[-1])
+            return tried[-1].seconds
+
+        best_s, num_worse = float("inf"), 0
+        for batch_size in batch_sizes(len(prompts)):
+            seconds = probe(batch_size, ATTENTIONS[0])
+            num_worse = num_worse + 1 if seconds > best_s else 0
+            best_s = min(best_s, seconds)
+            if num_worse == 2:
+                break
+        winner = min(tried, key=lambda setting: setting.seconds).batch_size
+        for attention in ATTENTIONS[1:]:
+            probe(winner, attention)
         return min(tried, key=lambda setting: setting.seconds), tried
 
     def _estimate(self, prompts: Sequence[list[int]], osl: int, batch_size: int, attention: str) -> float:
         """Seconds for all prompts: (prefill + osl - 1 decode steps) per batch, both measured on one batch."""
-        probe, batch = Setting(batch_size, attention, 0.0), prompts[:batch_size]
-        self.generate(batch[:1], 2, probe)  # the first call of a shape allocates
-        prefill_s = self._time(batch, 1, probe)
-        step_s = max(0.0, self._time(batch, _PROBE_TOKENS, probe) - prefill_s) / (_PROBE_TOKENS - 1)
-        return len(prompts) / batch_size * (prefill_s + step_s * (osl - 1))
-
-    def _time(self, batch: Sequence[list[int]], osl: int, setting: Setting) -> float:
-        began_s = time.perf_counter()
-        self.generate(batch, osl, setting)
-        return time.perf_counter() - began_s
+        self.model.set_attn_implementation(attention)
+        batch = prompts[:batch_size]
+        self._generate_batch([prompt[:8] for prompt in batch], 2)  # the first call of a batch size allocates
+        at_s = [time.perf_counter()]
+        self._generate_batch(batch, _PROBE_TOKENS, on_token=lambda: at_s.append(time.perf_counter()))
+        prefill_s, decode_s = at_s[1] - at_s[0], at_s[-1] - at_s[1]
+        return len(prompts) / batch_size * (prefill_s + decode_s / (len(at_s) - 2) * (osl - 1))
 
 
 def batch_sizes(num_prompts: int) -> list[int]:

@@ -94,8 +94,11 @@ def _price() -> dict[str, Any]:
 def _kernels() -> dict[str, Any]:
     from tokenmill.kernels.select import select_kernels
 
-    choices = select_kernels(deterministic=False).choices
-    return {op: f"{choice.name} ({choice.reason})" for op, choice in sorted(choices.items())}
+    kernels = select_kernels(deterministic=False)
+    found = {op: f"{choice.name} ({choice.reason})" for op, choice in sorted(kernels.choices.items())}
+    if kernels.native is None:
+        return found
+    return {"llama family": f"native ({kernels.native.reason})"} | {f"others, {op}": text for op, text in found.items()}
 
 
 def _cache() -> dict[str, Any]:
