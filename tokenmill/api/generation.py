@@ -184,7 +184,7 @@ class Generation:
 def _raise_error(delta: TokenDelta) -> None:
     if delta.finish_reason is FinishReason.ERROR:
         code, message = delta.error or ("internal_error", "the worker gave no reason")
-        raise from_code(code, message)
+        raise from_code(code, message, delta.error_param)
     if delta.finish_reason is FinishReason.ABORT:
         raise UnavailableError("the server stopped this request before its end: send it again")
 

@@ -20,6 +20,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_digest    digest of that tokenizer's content
     eos_token_ids       ids that end a text
     chat_encoding       name of the encoding in text/ ("jinja" by default)
+    tool_parser, reasoning_parser  names in text/parsers of what reads its output; None: no such markup is expected
     num_parameters      for people and the cost model
     dtype               of weights and activations, e.g. "bfloat16"
     """
@@ -37,6 +38,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_digest: str | None = None
     eos_token_ids: tuple[int, ...] = ()
     chat_encoding: str = "jinja"
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     num_parameters: int = 0
     dtype: str = "float32"
     created_s: int = 0

@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from tokenmill.core.errors import BadRequestError, ContextLengthError
+from tokenmill.core.grammar import Grammar
 
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -109,6 +110,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     arrival_s        host-monotonic seconds at the door
     eos_token_ids    ids that end the text unless ignore_eos
     block_hashes     digests of the prompt's full blocks, computed once at the door (core/kv_hashes)
+    grammar          what the output must keep to
+    prediction_token_ids  what the client expects the output to look like; a hint, never a promise
     """
 
     request_id: str
@@ -124,6 +127,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     cache_salt: str | None = None
     tenant: str | None = None
     session_id: str | None = None
+    grammar: Grammar | None = None
+    prediction_token_ids: list[int] = []
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -146,6 +151,7 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     queue_s             from the request's arrival to the start of its first step; set on the first delta
     seconds             this request's share of the seconds of the steps since its last delta
     error               (code, message) when finish_reason is ERROR
+    error_param         the request's field that is at fault, where one is
     """
 
     request_id: str
@@ -158,6 +164,7 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     queue_s: float | None = None
     seconds: float = 0.0
     error: tuple[str, str] | None = None
+    error_param: str | None = None
 
 
 def check_prompt(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, kv_capacity_tokens: int) -> int:

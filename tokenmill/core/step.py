@@ -58,6 +58,7 @@ class SequenceResult:
 
     num_accepted_tokens   of the scheduled tokens, how many stay (all, unless drafts were rejected)
     error                 the row cannot be sampled (non-finite logits); the request ends, the others go on
+    error_code            of core/errors
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class SequenceResult:
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
+    error_code: str = "internal_error"
 
 
 @dataclass(frozen=True, slots=True)

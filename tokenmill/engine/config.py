@@ -30,6 +30,12 @@ class EngineConfig(FrozenConfig):
                             boundaries, "periodic" (every window_retention_interval-th block), or nothing, and
                             "recompute" the tokens that rebuild the window before a hit
     enable_chunked_prefill  off: a prompt is computed in one step or waits
+    chat_encoding           how messages are written; None: the model's own, or its Jinja template
+    tool_call_parser, reasoning_parser
+                            what calls and reasoning in the output are read with; None: by the chat template and the
+                            model's name; "none": not at all
+    grammar_backend         what structured output is enforced with
+    grammar_deadline_s      a grammar that takes longer to compile is refused
     deterministic           reference kernels: same seed, same text, whatever else is in the batch
     num_threads             None: cores of the machine divided by workers
     """
@@ -49,6 +55,11 @@ class EngineConfig(FrozenConfig):
     window_retention: Literal["all", "periodic", "recompute"] = "all"
     window_retention_interval: int = Field(default=8, ge=1)
     enable_chunked_prefill: bool = True
+    chat_encoding: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    grammar_backend: str = "llguidance"
+    grammar_deadline_s: float = Field(default=5.0, gt=0)
     deterministic: bool = False
     hash_algorithm: Literal["xxh3", "sha256"] = "xxh3"
     num_threads: int | None = Field(default=None, ge=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenmill.core.clock import Clock
-from tokenmill.core.errors import BadRequestError, CapabilityError
+from tokenmill.core.errors import BadRequestError, CapabilityError, TokenmillError
 from tokenmill.core.kv_hashes import BlockHasher
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.request import FinishReason, Request, TokenDelta, check_prompt
@@ -13,6 +13,10 @@ from tokenmill.cost.shares import row_weight, split_step
 from tokenmill.engine.runners.base import Runner
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.sequence import Sequence
+from tokenmill.engine.structured.desk import GrammarDesk
+
+#: With nothing to run but grammars to wait for, a step blocks no longer than this: messages wait as long.
+_GRAMMAR_WAIT_S = 0.01
 
 
 class Engine:
@@ -20,28 +24,38 @@ class Engine:
 
     clock           measures the seconds that requests are charged
     context_weight  attention work per context token, in units of a row's other work (cost/shares)
+    grammars        None: requests with a grammar are refused
     """
 
     def __init__(
-        self, card: ModelCard, scheduler: Scheduler, runner: Runner, clock: Clock, *, context_weight: float = 0.0
+        self,
+        card: ModelCard,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Clock,
+        *,
+        context_weight: float = 0.0,
+        grammars: GrammarDesk | None = None,
     ) -> None:
         self.card = card
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
         self._context_weight = context_weight
+        self._grammars = grammars
         self._num_added = 0
 
     # -- requests --
 
     def add(self, request: Request) -> None:
         """Queue a request, or raise a typed error that says why it can never be served here."""
-        if self._scheduler.get(request.request_id) is not None:
+        if self._scheduler.get(request.request_id) is not None or self._is_parked(request.request_id):
             raise BadRequestError(f"request id {request.request_id!r} is in use: choose another", param="request_id")
         request.sampling.check(self.card.vocab_size)
         if request.sampling.n != 1:
             raise CapabilityError("an engine takes one choice per request: expand n at the door", param="n")
         self._check_token_ids(request)
+        self._check_grammar(request)
         max_tokens = check_prompt(
             len(request.prompt_token_ids),
             request.sampling.max_tokens,
@@ -56,8 +70,24 @@ class Engine:
             block_hashes=list(request.block_hashes),
         )
         self._num_added += 1
-        self._runner.add(request)
-        self._scheduler.add(sequence, self._hasher(request))
+        if self._grammars is not None and request.grammar is not None:
+            self._grammars.park(sequence, request.grammar)
+        else:
+            self._queue(sequence)
+
+    def _queue(self, sequence: Sequence) -> None:
+        self._runner.add(sequence.request, sequence.grammar)
+        self._scheduler.add(sequence, self._hasher(sequence.request))
+
+    def _is_parked(self, request_id: str) -> bool:
+        return self._grammars is not None and request_id in self._grammars
+
+    def _check_grammar(self, request: Request) -> None:
+        if request.grammar is None:
+            return
+        request.grammar.check()
+        if self._grammars is None:
+            raise CapabilityError(f"model {self.card.name!r} cannot be held to a grammar", param=request.grammar.param)
 
     def _check_token_ids(self, request: Request) -> None:
         ids = request.prompt_token_ids
@@ -77,32 +107,54 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its blocks at once; False when it is not here (it may just have finished)."""
+        if self._grammars is not None and self._grammars.drop(request_id):
+            return True
         if self._scheduler.abort(request_id) is None:
             return False
         self._runner.remove(request_id)
         return True
 
     def has_work(self) -> bool:
-        return self._scheduler.num_running + self._scheduler.num_waiting > 0
+        return self._scheduler.num_running + self._num_waiting > 0
+
+    @property
+    def _num_waiting(self) -> int:
+        return self._scheduler.num_waiting + (0 if self._grammars is None else len(self._grammars))
 
     # -- the step --
 
     def step(self) -> list[TokenDelta]:
-        """Run one step; one delta per sequence in it, the step's seconds split over them. [] when idle."""
+        """Run one step; one delta per sequence in it, the step's seconds split over them. [] when idle.
+
+        Requests whose grammar is wrong end here too, before any token.
+        """
         start_s = self._clock.now()
+        refused = self._take_grammars(start_s)
         plan = self._scheduler.schedule()
         if plan is None:
-            return []
+            if self._grammars is not None and not refused:
+                self._grammars.wait(_GRAMMAR_WAIT_S)
+            return refused
         result = self._runner.run(plan)
         sequences = self._scheduler.update(plan, result)
         for sequence in sequences:
             if sequence.finish_reason is not None:
                 self._runner.remove(sequence.request_id)
         shares = self._shares(plan, self._clock.now() - start_s)
-        return [
+        return refused + [
             _delta(sequence, got, share, start_s)
             for sequence, got, share in zip(sequences, result.sequences, shares, strict=True)
         ]
+
+    def _take_grammars(self, now_s: float) -> list[TokenDelta]:
+        """Queue the requests whose grammar is there; one delta for each whose grammar is wrong."""
+        refused = []
+        for ready in [] if self._grammars is None else self._grammars.poll(now_s):
+            if ready.error is None:
+                self._queue(ready.sequence)
+            else:
+                refused.append(_refusal(ready.sequence.request_id, ready.error))
+        return refused
 
     def _shares(self, plan: StepPlan, seconds: float) -> list[float]:
         weights = [
@@ -117,7 +169,7 @@ class Engine:
         counters = self._scheduler.counters
         return WorkerStats(
             num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=self._num_waiting,
             kv_usage=self._scheduler.kv.usage,
             num_preemptions_total=counters.num_preemptions,
             prefix_queries_total=counters.prefix_queries,
@@ -139,8 +191,17 @@ class Engine:
         return self._runner.memory_report()
 
 
+def _refusal(request_id: str, error: TokenmillError) -> TokenDelta:
+    return TokenDelta(
+        request_id=request_id,
+        finish_reason=FinishReason.ERROR,
+        error=(error.code, error.message),
+        error_param=error.param,
+    )
+
+
 def _delta(sequence: Sequence, got: SequenceResult, seconds: float, start_s: float) -> TokenDelta:
-    error = None if got.error is None else ("internal_error", got.error)
+    error = None if got.error is None else (got.error_code, got.error)
     is_first = sequence.pending_first
     sequence.pending_first = False
     return TokenDelta(

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 from tokenmill.core.clock import SystemClock
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.model_card import ModelCard
+from tokenmill.engine.card_names import text_names
 from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.kvcache.manager import KVCacheManager
 from tokenmill.engine.kvcache.sizing import size_pools
 from tokenmill.engine.scheduler import Scheduler
+from tokenmill.engine.structured.desk import GrammarDesk
+from tokenmill.engine.structured.opening import open_compiler
 from tokenmill.infra.memory import read_host_memory
 
 if TYPE_CHECKING:
@@ -89,10 +92,18 @@ def load_engine(
         num_parameters=model.num_parameters,
         dtype=loaded.dtype,
         created_s=int(time.time()),
+        **text_names(
+            config,
+            name=name,
+            architecture=loaded.architecture,
+            tokenizer_path=loaded.tokenizer_path,
+            chat_encoding=loaded.chat_encoding,
+        ),
     )
     runner = TorchRunner(model, model.allocate_caches(num_blocks, block_size), block_size)
     scheduler = Scheduler(config.scheduler_limits, kv)
-    return Engine(card, scheduler, runner, SystemClock(), context_weight=_context_weight(model))
+    grammars = GrammarDesk(lambda: open_compiler(card, config.grammar_backend, config.grammar_deadline_s))
+    return Engine(card, scheduler, runner, SystemClock(), context_weight=_context_weight(model), grammars=grammars)
 
 
 def _context_weight(model: Model) -> float:

@@ -1,8 +1,8 @@
 """From logits to tokens: one function for every row, whatever kind of step it comes from.
 
-Order: bias and penalties, ban of end tokens before min_tokens, temperature, top_k, top_p, min_p, draw. A draw is
-the inverse CDF at a counter-based uniform number, so it depends on (seed, position, choice) and the row's logits
-alone. Log-probabilities are of the model's raw distribution.
+Order: bias and penalties, grammar mask, ban of end tokens before min_tokens, temperature, top_k, top_p, min_p, draw.
+A draw is the inverse CDF at a counter-based uniform number, so it depends on (seed, position, choice) and the row's
+logits alone. Log-probabilities are of the model's raw distribution.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from tokenmill.core.request import Request, TokenLogprob
 from tokenmill.engine.rng import uniform
+from tokenmill.engine.structured.apply import apply_mask
+from tokenmill.engine.structured.base import PackedMask
 
 #: Candidates looked at before a full sort: nearly every nucleus lies inside them.
 _NUM_CANDIDATES = 1024
@@ -22,10 +24,11 @@ _NUM_CANDIDATES = 1024
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """One row of logits to draw from: the request and its tokens so far (prompt and output)."""
+    """One row of logits to draw from: the request, its tokens so far, what a grammar allows next."""
 
     request: Request
     token_ids: Sequence[int]
+    mask: PackedMask | None = None
 
     @property
     def position(self) -> int:
@@ -81,7 +84,7 @@ def token_logprob(logprobs: Tensor | None, token_id: int, num_top: int | None) -
 
 
 def _adjust(logits: Tensor, row: SamplingRow) -> None:
-    """Bias, penalties and the min_tokens ban, in place on one row [V]."""
+    """Bias, penalties, mask and the min_tokens ban, in place on one row [V]."""
     sampling = row.request.sampling
     if sampling.repetition_penalty != 1.0:
         seen = torch.tensor(sorted(set(row.token_ids)))
@@ -95,9 +98,20 @@ def _adjust(logits: Tensor, row: SamplingRow) -> None:
         logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts.float()
     for token_id, bias in sampling.logit_bias.items():
         logits[token_id] += bias
+    if row.mask is not None:
+        apply_mask(logits, row.mask)
     if row.position < sampling.min_tokens:
-        ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else row.request.eos_token_ids)]
-        logits[ends] = -torch.inf
+        _ban_ends(logits, row)
+
+
+def _ban_ends(logits: Tensor, row: SamplingRow) -> None:
+    """Not where an end is all that a grammar has left: it counts more than min_tokens."""
+    sampling = row.request.sampling
+    ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else row.request.eos_token_ids)]
+    before = logits[ends]
+    logits[ends] = -torch.inf
+    if row.mask is not None and torch.isneginf(logits).all():
+        logits[ends] = before
 
 
 def _draw(logits: Tensor, row: SamplingRow) -> int:

@@ -217,6 +217,8 @@ class Scheduler:
             self.counters.prompt_tokens += min(sequence.num_computed_tokens, prompt) - min(before, prompt)
         for token_id in got.token_ids:
             sequence.append(token_id)
+            if sequence.grammar is not None:
+                sequence.grammar.commit((token_id,))
             self.counters.generation_tokens += 1
             if sequence.finish_reason is not None:
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokenmill.core.request import FinishReason, Request
+from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
 
 
 @dataclass(slots=True)
@@ -18,6 +19,7 @@ class Sequence:
     num_cached_tokens     of the prompt, how many came from the prefix cache at the first start; None before it
     block_hashes          of the full blocks of token_ids, extended lazily
     pending_first         no delta has gone out yet
+    grammar               what the output keeps to, moved along by the scheduler, read by the runner
     """
 
     request: Request
@@ -32,6 +34,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     pending_first: bool = True
+    grammar: SequenceGrammar | None = None
 
     @property
     def request_id(self) -> str:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from tokenmill.core.cache_groups import CacheGroup, GroupKind
 from tokenmill.core.clock import Clock, SystemClock
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.step import StepPlan
+from tokenmill.engine.card_names import text_names
 from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.kvcache.manager import KVCacheManager
 from tokenmill.engine.kvcache.sizing import size_pools
 from tokenmill.engine.runners.modelled import ModelledRunner, linear_step_s
 from tokenmill.engine.scheduler import Scheduler
+from tokenmill.engine.structured.desk import GrammarDesk
+from tokenmill.engine.structured.opening import open_compiler
 
 _BYTES_PER_TOKEN = 1024
 
@@ -63,6 +67,12 @@ def simulated_engine(
         weights_version="counting",
         hash_algorithm=config.hash_algorithm,
         tokenizer_path=tokenizer_path,
+        **text_names(
+            config,
+            name=name,
+            architecture="counting",
+            tokenizer_path=None if tokenizer_path is None else Path(tokenizer_path),
+        ),
     )
     kv = KVCacheManager(
         groups,
@@ -72,4 +82,5 @@ def simulated_engine(
         retention_interval=config.retention_interval,
     )
     runner = ModelledRunner(vocab_size, step_s or linear_step_s(), pace)
-    return Engine(card, Scheduler(config.scheduler_limits, kv), runner, clock or SystemClock())
+    grammars = GrammarDesk(lambda: open_compiler(card, config.grammar_backend, config.grammar_deadline_s))
+    return Engine(card, Scheduler(config.scheduler_limits, kv), runner, clock or SystemClock(), grammars=grammars)

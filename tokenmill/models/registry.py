@@ -61,11 +61,13 @@ class BuiltModel:
     """What a builder returns: the model and the block size it likes best (source tokens).
 
     kernels  what it runs on, where that is not simply the options' choice
+    chat_encoding  how its messages are written (text/chat)
     """
 
     model: Model
     default_block_size: int
     kernels: dict[str, Choice] | None = None
+    chat_encoding: str = "jinja"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class LoadedModel:
     tokenizer_path: Path | None
     eos_token_ids: tuple[int, ...]
     kernels: dict[str, Choice]
+    chat_encoding: str
 
 
 def load_model(
@@ -127,6 +130,7 @@ def load_model(
         tokenizer_path=checkpoint.tokenizer_path,
         eos_token_ids=checkpoint.eos_token_ids,
         kernels=choices,
+        chat_encoding=built.chat_encoding,
     )
 
 

@@ -22,6 +22,7 @@ def merge_deltas(first: TokenDelta | None, then: TokenDelta) -> TokenDelta:
         queue_s=first.queue_s if first.queue_s is not None else then.queue_s,
         seconds=first.seconds + then.seconds,
         error=then.error,
+        error_param=then.error_param,
     )
 
 

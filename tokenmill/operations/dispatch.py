@@ -210,7 +210,7 @@ class DispatchCore:
         self._end(flight, delta.finish_reason)
         if delta.finish_reason is FinishReason.ERROR:
             code, message = delta.error or (InternalError.code, "the worker gave no reason")
-            return [Fail(flight.request_id, from_code(code, message))]
+            return [Fail(flight.request_id, from_code(code, message, delta.error_param))]
         return [Deliver(flight.request_id, delta)]
 
     def _start(self, flight: Flight) -> None:

@@ -21,6 +21,19 @@ def has_tokenizer(path: str | Path) -> bool:
     return path.suffix == ".gguf" or (path / "tokenizer.json").is_file()
 
 
+def read_source(path: Path) -> TokenizerSource:
+    """What `Tokenizer.load` is made of; CheckpointError says what is wrong with it."""
+    if path.is_dir():
+        return read_folder(path)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist: give a model folder or a .gguf file")
+    if path.suffix != ".gguf":
+        raise CheckpointError(f"{path} is neither a folder nor a .gguf file: give the folder of the model")
+    from tokenmill.text.gguf import read_gguf  # needs the extra package only here
+
+    return read_gguf(path)
+
+
 class Tokenizer:
     """
     vocab_size         one more than the largest id; a model's output head may have more rows (padding)
@@ -54,15 +67,7 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Self:
         """From a Hugging Face folder or a .gguf file; CheckpointError says what is wrong with it."""
         path = Path(path)
-        if path.is_dir():
-            return cls(read_folder(path), path)
-        if not path.exists():
-            raise CheckpointError(f"{path} does not exist: give a model folder or a .gguf file")
-        if path.suffix != ".gguf":
-            raise CheckpointError(f"{path} is neither a folder nor a .gguf file: give the folder of the model")
-        from tokenmill.text.gguf import read_gguf  # needs the extra package only here
-
-        return cls(read_gguf(path), path)
+        return cls(read_source(path), path)
 
     @property
     def chat_template(self) -> str | None:

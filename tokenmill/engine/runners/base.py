@@ -6,11 +6,15 @@ from typing import Protocol
 
 from tokenmill.core.request import Request
 from tokenmill.core.step import StepPlan, StepResult
+from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
 
 
 class Runner(Protocol):
-    def add(self, request: Request) -> None:
-        """Learn the prompt and sampling parameters of a request that may appear in later plans."""
+    def add(self, request: Request, grammar: SequenceGrammar | None = None) -> None:
+        """Learn the prompt and sampling parameters of a request that may appear in later plans.
+
+        grammar  what every drawn token must keep to; read only, between `run` calls the scheduler moves it
+        """
         ...
 
     def remove(self, request_id: str) -> None:

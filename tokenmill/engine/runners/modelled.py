@@ -1,15 +1,18 @@
-"""A runner without a model: it counts (next token = last token + 1) on modelled step times.
+"""A runner without a model: it counts, from token to token or to the next one that a grammar takes.
 
-The twin runs the production scheduler over it, and process tests use it as an engine whose every duplicate, gap
-or mix-up of tokens shows at once.
+Step times are modelled. The twin runs the production scheduler over it, and process tests use it as an engine whose
+every duplicate, gap or mix-up of tokens shows at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from tokenmill.core.request import Request, TokenLogprob
 from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
+from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
 
 
 def linear_step_s(fixed_s: float = 2e-3, per_token_s: float = 5e-5) -> Callable[[StepPlan], float]:
@@ -30,14 +33,18 @@ class ModelledRunner:
         self._pace = pace
         self._requests: dict[str, Request] = {}
         self._token_ids: dict[str, list[int]] = {}
+        self._grammars: dict[str, SequenceGrammar] = {}
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, grammar: SequenceGrammar | None = None) -> None:
         assert request.request_id not in self._requests, f"duplicate {request.request_id}"
         self._requests[request.request_id] = request
         self._token_ids[request.request_id] = list(request.prompt_token_ids)
+        if grammar is not None:
+            self._grammars[request.request_id] = grammar
 
     def remove(self, request_id: str) -> None:
         del self._requests[request_id], self._token_ids[request_id]
+        self._grammars.pop(request_id, None)
 
     def run(self, plan: StepPlan) -> StepResult:
         self._pace(self._step_s(plan))
@@ -50,7 +57,7 @@ class ModelledRunner:
         if not planned.is_sampling:
             return SequenceResult(planned.request_id, (), planned.num_scheduled_tokens)
         sampling = self._requests[planned.request_id].sampling
-        next_id = (token_ids[-1] + 1) % self._vocab_size
+        next_id = self._allowed(planned.request_id, (token_ids[-1] + 1) % self._vocab_size)
         is_first = len(token_ids) == len(self._requests[planned.request_id].prompt_token_ids)
         prompt_logprobs = None
         if is_first and sampling.prompt_logprobs is not None:
@@ -58,6 +65,15 @@ class ModelledRunner:
         token_ids.append(next_id)
         logprobs = None if sampling.logprobs is None else (TokenLogprob(next_id, 0.0, ((next_id, 0.0),)),)
         return SequenceResult(planned.request_id, (next_id,), planned.num_scheduled_tokens, logprobs, prompt_logprobs)
+
+    def _allowed(self, request_id: str, token_id: int) -> int:
+        """The first id from `token_id` on, around the vocabulary, that the request's grammar takes."""
+        grammar = self._grammars.get(request_id)
+        mask = None if grammar is None else grammar.mask()
+        if mask is None:
+            return token_id
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        return int(allowed[np.searchsorted(allowed, token_id) % len(allowed)])
 
     def memory_report(self) -> dict[str, int]:
         return {}

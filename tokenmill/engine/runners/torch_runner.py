@@ -12,9 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokenmill.core.errors import CapabilityError
 from tokenmill.core.request import Request, TokenLogprob
 from tokenmill.core.step import BlockTable, SequencePlan, SequenceResult, StepPlan, StepResult
-from tokenmill.engine.sampler import SamplingRow, sample, token_logprob
+from tokenmill.engine.sampler import SampledRow, SamplingRow, sample, token_logprob
+from tokenmill.engine.structured.base import GrammarLimitError
+from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
+from tokenmill.engine.structured.step_masks import MaskBuilder, PendingMasks, RowMask
 from tokenmill.models.base import Caches, Model
 from tokenmill.models.batch import ForwardBatch, GroupTable
 
@@ -26,6 +30,7 @@ _PROMPT_LOGIT_ROWS = 64
 class _RunState:
     request: Request
     token_ids: list[int]
+    grammar: SequenceGrammar | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
@@ -35,23 +40,25 @@ class TorchRunner:
         self._caches = caches
         self._block_size = block_size
         self._states: dict[str, _RunState] = {}
+        self.masks = MaskBuilder()
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, grammar: SequenceGrammar | None = None) -> None:
         assert request.request_id not in self._states, f"duplicate {request.request_id}"
-        self._states[request.request_id] = _RunState(request, list(request.prompt_token_ids))
+        self._states[request.request_id] = _RunState(request, list(request.prompt_token_ids), grammar)
 
     def remove(self, request_id: str) -> None:
         del self._states[request_id]
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
+        sampling = [b for b, planned in enumerate(plan.sequences) if planned.is_sampling]
+        masks = self.masks.start([self._states[plan.sequences[b].request_id].grammar for b in sampling])
         batch = self._build_batch(plan)
         hidden = self._model.forward(batch, self._caches)
         self._model.commit(batch, self._caches, [s.num_scheduled_tokens for s in plan.sequences])
         for planned, start in zip(plan.sequences, batch.cu_seqlens, strict=False):
             self._collect_prompt_logprobs(planned, hidden[start : start + planned.num_scheduled_tokens])
-        sampling = [b for b, planned in enumerate(plan.sequences) if planned.is_sampling]
-        drawn = dict(zip(sampling, self._draw(plan, batch, hidden, sampling), strict=True))
+        drawn = dict(zip(sampling, self._draw(plan, batch, hidden, sampling, masks), strict=True))
         return StepResult(tuple(drawn.get(b) or _no_tokens(planned) for b, planned in enumerate(plan.sequences)))
 
     def _build_batch(self, plan: StepPlan) -> ForwardBatch:
@@ -78,32 +85,22 @@ class TorchRunner:
         )
 
     def _draw(
-        self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor, sampling: Sequence[int]
+        self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor, sampling: Sequence[int], pending: PendingMasks
     ) -> list[SequenceResult]:
         if not sampling:
             return []
         last_rows = torch.tensor([batch.cu_seqlens[b + 1] - 1 for b in sampling])
         logits = self._model.compute_logits(hidden[last_rows])
         states = [self._states[plan.sequences[b].request_id] for b in sampling]
-        results = []
-        for b, state, row in zip(
-            sampling, states, sample(logits, [SamplingRow(s.request, s.token_ids) for s in states]), strict=True
-        ):
-            planned = plan.sequences[b]
-            if row.error is not None:
-                results.append(SequenceResult(planned.request_id, (), planned.num_scheduled_tokens, error=row.error))
-                continue
-            state.token_ids.append(row.token_id)
-            results.append(
-                SequenceResult(
-                    planned.request_id,
-                    (row.token_id,),
-                    planned.num_scheduled_tokens,
-                    logprobs=None if row.logprob is None else (row.logprob,),
-                    prompt_logprobs=_take_prompt_logprobs(state),
-                )
-            )
-        return results
+        masks = pending.take()
+        rows = [
+            SamplingRow(s.request, s.token_ids, None if isinstance(mask, GrammarLimitError) else mask)
+            for s, mask in zip(states, masks, strict=True)
+        ]
+        return [
+            _result(plan.sequences[b], state, row, mask)
+            for b, state, row, mask in zip(sampling, states, sample(logits, rows), masks, strict=True)
+        ]
 
     def _collect_prompt_logprobs(self, planned: SequencePlan, hidden: Tensor) -> None:
         """Row at position i gives the log-probability of prompt token i + 1; a recomputed row changes nothing."""
@@ -125,6 +122,25 @@ class TorchRunner:
 
     def memory_report(self) -> dict[str, int]:
         return {name: sum(t.nbytes for t in tensors) for name, tensors in self._caches.items()}
+
+
+def _result(planned: SequencePlan, state: _RunState, row: SampledRow, mask: RowMask) -> SequenceResult:
+    """Keeps the drawn token, unless the row has failed."""
+    if isinstance(mask, GrammarLimitError):
+        reason = f"the grammar became too costly to follow ({mask}): make it simpler"
+        return SequenceResult(
+            planned.request_id, (), planned.num_scheduled_tokens, error=reason, error_code=CapabilityError.code
+        )
+    if row.error is not None:
+        return SequenceResult(planned.request_id, (), planned.num_scheduled_tokens, error=row.error)
+    state.token_ids.append(row.token_id)
+    return SequenceResult(
+        planned.request_id,
+        (row.token_id,),
+        planned.num_scheduled_tokens,
+        logprobs=None if row.logprob is None else (row.logprob,),
+        prompt_logprobs=_take_prompt_logprobs(state),
+    )
 
 
 def _no_tokens(planned: SequencePlan) -> SequenceResult:

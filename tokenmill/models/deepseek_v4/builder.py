@@ -36,7 +36,7 @@ def build(checkpoint: Checkpoint, options: LoadOptions) -> BuiltModel:
     )
     weights = load_weights(hub, config, options.dtype, num_mtp, options.on_progress)
     model = DeepseekV4(config, weights, options.kernels, formats, options.dtype)
-    return BuiltModel(model, DEFAULT_BLOCK_SIZE)
+    return BuiltModel(model, DEFAULT_BLOCK_SIZE, chat_encoding="deepseek_v4")
 
 
 def meta_model(config: DeepseekV4Config, *, num_mtp: int = 0) -> DeepseekV4:

@@ -173,6 +173,7 @@ class WorkerLoop:
                     request_id=request.request_id,
                     finish_reason=FinishReason.ERROR,
                     error=(error.code, error.message),
+                    error_param=error.param,
                 )
             )
         else:
