@@ -6,14 +6,16 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from tokenmill.api.answer import Job, StreamedAnswer, whole_answer
+from tokenmill.api.answer import AnswerWriter, Job, StreamedAnswer, whole_answer
 from tokenmill.api.body import read_body, unless_gone
+from tokenmill.api.chunks import ChunkWriter
 from tokenmill.api.context import ApiContext
-from tokenmill.api.generation import EncodedPrompt, expand
+from tokenmill.api.generation import EncodedPrompt, Generation, expand
 from tokenmill.api.model_service import ModelService
 from tokenmill.api.openai_types import ChatRequest, CompletionRequest, GenerationFields
 from tokenmill.api.refusals import refuse_unsupported_chat, refuse_unsupported_completion
@@ -125,16 +127,27 @@ def _job(
         cache_salt=body.cache_salt,
         tenant=body.user,
     )
-    options = body.stream_options
-    has_usage = bool(options and options.include_usage)
     return Job(
-        answer_id=answer_id,
-        created_s=int(time.time()),
-        model=body.model or card.name,
         requests=requests,
         tokenizer=service.tokenizer,
-        shape=shape,
         deadline_s=asyncio.get_running_loop().time() + context.config.limits.request_timeout_s,
+        writer=_chunk_writer(
+            body, {"id": answer_id, "created": int(time.time()), "model": body.model or card.name}, shape, context
+        ),
+    )
+
+
+def _chunk_writer(
+    body: GenerationFields, head: dict[str, Any], shape: Shape, context: ApiContext
+) -> Callable[[Generation], AnswerWriter]:
+    options = body.stream_options
+    has_usage = bool(options and options.include_usage)
+    return lambda generation: ChunkWriter(
+        head,
+        shape,
+        generation,
+        context.dispatcher.ledger,
+        interval=context.config.stream_interval,
         has_usage=has_usage,
         has_continuous_usage=has_usage and bool(options and options.continuous_usage_stats),
     )

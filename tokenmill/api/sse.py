@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Send
 
@@ -36,21 +36,34 @@ def error_event(error: TokenmillError) -> bytes:
     return b"data: " + encode_json(error_body(error)) + b"\n\n"
 
 
+class Ending(Protocol):
+    """How an API ends its streams."""
+
+    end: bytes
+
+    def error(self, error: TokenmillError) -> bytes: ...
+
+
 async def send_events(
-    send: Send, first: bytes, rest: AsyncIterator[bytes], request_id: str, on_error: Callable[[str], None]
+    send: Send,
+    first: bytes,
+    rest: AsyncIterator[bytes],
+    ending: Ending,
+    request_id: str,
+    on_error: Callable[[str], None],
 ) -> None:
-    """Status 200, the events, `[DONE]`; a failure on the way becomes one last error event in place of `[DONE]`."""
+    """Status 200, the events, the end; a failure on the way becomes one last error event in place of the end."""
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
     await send({"type": "http.response.body", "body": first, "more_body": True})
     try:
         async for event in rest:
             await send({"type": "http.response.body", "body": event, "more_body": True})
-        end = DONE
+        end = ending.end
     except TokenmillError as error:
         on_error(error.code)
-        end = error_event(error)
+        end = ending.error(error)
     except Exception:
         logger.exception("request %s failed", request_id)
         on_error(InternalError.code)
-        end = error_event(InternalError(f"the request failed: quote {request_id} when reporting it"))
+        end = ending.error(InternalError(f"the request failed: quote {request_id} when reporting it"))
     await send({"type": "http.response.body", "body": end, "more_body": False})
