@@ -5,7 +5,6 @@ These types cross process boundaries as msgpack, hence msgspec structs. Not resp
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
 
 import msgspec
@@ -55,7 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         """Raise BadRequestError naming the first field that is out of range."""
         for name, low, high in _RANGES:
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
+            if value is not None and not low <= value <= high:  # NaN compares false
                 raise BadRequestError(
                     f"{name}={value} is not possible: give a number from {low:g} to {high:g}", param=name
                 )
