@@ -167,8 +167,11 @@ class Frontend:
         print(f"tokenmill ready: {url} ({', '.join(sorted(self._context.models.cards()))})", file=self._out, flush=True)
 
     def _has_all(self) -> bool:
+        """Nobody is still on the way, and every model has a worker; one that was given up is not waited for."""
         members = self._dispatcher.snapshot()
-        return bool(members) and all(view.state is MemberState.READY for view in members)
+        is_coming = any(view.state is MemberState.STARTING or view.is_expected_back for view in members)
+        ready = {view.model for view in members if view.state is MemberState.READY}
+        return bool(members) and not is_coming and ready == {view.model for view in members}
 
 
 class _Server(uvicorn.Server):
