@@ -1,6 +1,8 @@
 """Commands that compute, on a tiny random Llama with a byte tokenizer: generate, bench throughput."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,14 @@ def test_chat_starts_a_server_of_its_own_and_stops_it(run, model: str, monkeypat
     assert result.code == 0, result.err
     assert result.json["usage"]["completion_tokens"] <= 4 and result.json["usage"]["cost"]["usd"] > 0
     assert next(lines) == "never read"
+
+
+@pytest.mark.ci
+def test_the_demo_runs(model: str) -> None:
+    """examples/demo.py, as `make demo` runs it, on the tiny model."""
+    demo = Path(__file__).parents[2] / "examples" / "demo.py"
+    result = subprocess.run([sys.executable, str(demo), model], capture_output=True, text=True, timeout=55)
+    assert result.returncode == 0, result.stderr
+    for part in ("output tokens/s", "TTFT median", "$ per million output tokens", "server stopped"):
+        assert part in result.stdout
+    assert result.stdout.count("\n> ") == 6

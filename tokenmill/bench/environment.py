@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 import time
@@ -27,6 +28,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": machine.cpu.model_name,
         "num_cores": machine.cpu.granted_cores,
+        "load_average_1m": os.getloadavg()[0],
         "memory_bytes": machine.memory.limit_bytes,
         "gpus": [gpu.name for gpu in machine.gpus],
     }

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,8 @@ class TransformersPeer:
         self._generate_batch([prompt[:8] for prompt in batch], 2)  # the first call of a batch size allocates
         at_s = [time.perf_counter()]
         self._generate_batch(batch, _PROBE_TOKENS, on_token=lambda: at_s.append(time.perf_counter()))
-        prefill_s, decode_s = at_s[1] - at_s[0], at_s[-1] - at_s[1]
-        return len(prompts) / batch_size * (prefill_s + decode_s / (len(at_s) - 2) * (osl - 1))
+        prefill_s, *step_s = [later - earlier for earlier, later in pairwise(at_s)]
+        return len(prompts) / batch_size * (prefill_s + statistics.median(step_s) * (osl - 1))
 
 
 def batch_sizes(num_prompts: int) -> list[int]:

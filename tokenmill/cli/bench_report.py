@@ -34,10 +34,10 @@ def serve_table(result: dict[str, Any]) -> None:
 
 
 def throughput_table(result: dict[str, Any]) -> None:
-    settings, engine = result["settings"], result["engine"]
+    settings, engine, environment = result["settings"], result["engine"], result["environment"]
     print(
         f"{settings['model']}: {settings['num_prompts']} prompts, {settings['isl']} + {settings['osl']} tokens, "
-        f"{engine['dtype']}, {result['environment']['num_cores']:g} cores"
+        f"{engine['dtype']}, {environment['num_cores']:g} cores, load average {environment['load_average_1m']:.1f}"
     )
     names = ["tokenmill"] + ([settings["against"]] if settings["against"] else [])
     rows = [
@@ -52,7 +52,7 @@ def throughput_table(result: dict[str, Any]) -> None:
         for name in names
     ]
     print_table(("system", "seconds", "output tok/s", "total tok/s", "$/M output", "J/output token"), rows)
-    print(f"price: {result['rate_source']}")
+    print(result["rate_source"])
     if settings["against"]:
         peer = result[settings["against"]]
         print(
@@ -83,7 +83,8 @@ def _cost_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
+    """Three digits that matter, or the whole part."""
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 def _usd(value: float | None) -> str:
