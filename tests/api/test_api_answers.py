@@ -133,7 +133,8 @@ def test_null_is_absent(server: LiveServer) -> None:
 def test_harmless_wishes(server: LiveServer) -> None:
     """Unknown keys, and known ones that ask for nothing, are let through."""
     body = chat_body(
-        max_tokens=1, response_format={"type": "text"}, tool_choice="none", tools=[{"type": "function"}],
+        max_tokens=1, response_format={"type": "text"}, tool_choice="none",
+        tools=[{"type": "function", "function": {"name": "f"}}],
         modalities=["text"], best_of=1, store=False, metadata={"a": "b"}, service_tier="auto", unknown={"x": [1]},
         parallel_tool_calls=True, reasoning_effort="low", prediction={"type": "content", "content": "x"},
         guided_json=None, suffix=None, user="u1",

@@ -20,6 +20,7 @@ from tokenmill.api.body import unless_gone
 from tokenmill.api.context import ApiContext
 from tokenmill.api.errors import json_response
 from tokenmill.api.generation import ChoiceDelta, Generation, merge
+from tokenmill.api.reading import Reading
 from tokenmill.api.sse import send_events
 from tokenmill.core.errors import DeadlineError, TokenmillError
 from tokenmill.core.request import Request
@@ -62,15 +63,19 @@ class Job:
 
     deadline_s  on the event loop's clock
     writer      of its answer
+    reading     how text becomes events; None: there are none
     """
 
     requests: Sequence[Request]
     tokenizer: Tokenizer | None
     deadline_s: float
     writer: Callable[[Generation], AnswerWriter]
+    reading: Reading | None = None
 
     def generation(self, context: ApiContext) -> Generation:
-        return Generation(context.dispatcher, self.requests, self.tokenizer, context.metrics, context.clock)
+        return Generation(
+            context.dispatcher, self.requests, self.tokenizer, context.metrics, context.clock, self.reading
+        )
 
 
 async def whole_answer(job: Job, context: ApiContext, http: HttpRequest) -> Response:

@@ -19,6 +19,7 @@ class LimitsConfig(FrozenConfig):
                           (operations.request_timeout_s bounds the generation alone)
     max_choices           prompts x n of one request
     max_stop_strings      entries of `stop`
+    max_tools             entries of `tools`
     """
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1)
@@ -28,6 +29,7 @@ class LimitsConfig(FrozenConfig):
     request_timeout_s: float = Field(default=1200.0, gt=0)
     max_choices: int = Field(default=512, ge=1)
     max_stop_strings: int = Field(default=16, ge=1)
+    max_tools: int = Field(default=512, ge=1)
 
 
 class ApiConfig(FrozenConfig):

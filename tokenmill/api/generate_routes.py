@@ -1,4 +1,7 @@
-"""The two generating routes: from a request body to a `Job`. Not responsible for: running it (answer.py)."""
+"""From a request body to a `Job`: the two generating routes of OpenAI, and `chat_job` for every API that is a chat.
+
+Not responsible for: running a job (answer.py), what a chat asks for (chat_request.py).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -13,6 +17,7 @@ from starlette.responses import Response
 
 from tokenmill.api.answer import AnswerWriter, Job, StreamedAnswer, whole_answer
 from tokenmill.api.body import read_body, unless_gone
+from tokenmill.api.chat_request import plan_chat
 from tokenmill.api.chunks import ChunkWriter
 from tokenmill.api.context import ApiContext
 from tokenmill.api.generation import EncodedPrompt, Generation, expand
@@ -21,7 +26,9 @@ from tokenmill.api.openai_types import ChatRequest, CompletionRequest, Generatio
 from tokenmill.api.refusals import refuse_unsupported_chat, refuse_unsupported_completion
 from tokenmill.api.sampling import DEFAULT_COMPLETION_TOKENS, chat_sampling, completion_sampling
 from tokenmill.api.shapes import ChatShape, CompletionShape, Echo, Shape, ShapeOptions
+from tokenmill.api.structured import content_grammar
 from tokenmill.core.errors import BadRequestError, ContextLengthError
+from tokenmill.core.grammar import Grammar
 from tokenmill.core.request import SamplingParams, check_prompt
 
 
@@ -29,14 +36,33 @@ async def chat_completions(http: HttpRequest, context: ApiContext) -> Response:
     with context.lifecycle.request():
         arrival_s = context.clock.now()
         body = await read_body(http, ChatRequest, context.config.limits)
-        refuse_unsupported_chat(body)
-        service = await context.models.get(body.model)
-        sampling = chat_sampling(body, context.config.limits.max_stop_strings)
-        _check(body, sampling, service, num_prompts=1, context=context)
-        encoding = service.encode_chat(body.messages, body, salt=body.cache_salt)
-        prompts = [await unless_gone(http.receive, encoding)]
-        job = _job(body, service, sampling, prompts, arrival_s, context, ChatShape)
-        return await _respond(job, body, context, http)
+        job = await chat_job(body, context, http, arrival_s)
+        return await respond(job, body, context, http)
+
+
+MakeWriter = Callable[[Generation], AnswerWriter]
+
+
+async def chat_job(
+    body: ChatRequest,
+    context: ApiContext,
+    http: HttpRequest,
+    arrival_s: float,
+    make_writer: MakeWriter | None = None,
+) -> Job:
+    """The one way from a chat to its generation, whatever API it came through. Typed errors name fields of `body`.
+
+    make_writer  words the answer in another API; its deltas carry `events`
+    """
+    refuse_unsupported_chat(body)
+    limits = context.config.limits
+    service = await context.models.get(body.model)
+    sampling = chat_sampling(body, limits.max_stop_strings)
+    _check(body, sampling, service, num_prompts=1, context=context)
+    plan = await unless_gone(http.receive, plan_chat(body, service, limits.max_tools))
+    asked = _Asked(service, sampling, [plan.prompt], arrival_s, plan.grammar, plan.prediction_token_ids)
+    job = _job(body, asked, context, ChatShape)
+    return replace(job, reading=plan.reading, writer=make_writer or job.writer)
 
 
 async def completions(http: HttpRequest, context: ApiContext) -> Response:
@@ -49,10 +75,9 @@ async def completions(http: HttpRequest, context: ApiContext) -> Response:
         _check(body, sampling, service, num_prompts=len(body.prompts()), context=context)
         prompts = await unless_gone(http.receive, _encode_prompts(body, service))
         echoes = [_echo(prompt, service) for prompt in prompts] if body.echo else None
-        job = _job(
-            body, service, sampling, prompts, arrival_s, context, lambda options: CompletionShape(options, echoes)
-        )
-        return await _respond(job, body, context, http)
+        asked = _Asked(service, sampling, prompts, arrival_s, content_grammar(body))
+        job = _job(body, asked, context, lambda options: CompletionShape(options, echoes))
+        return await respond(job, body, context, http)
 
 
 async def _encode_prompts(body: CompletionRequest, service: ModelService) -> list[EncodedPrompt]:
@@ -96,15 +121,22 @@ def _check(
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, understood."""
+
+    service: ModelService
+    sampling: SamplingParams
+    prompts: Sequence[EncodedPrompt]
+    arrival_s: float
+    grammar: Grammar | None = None
+    prediction_token_ids: Sequence[int] = ()
+
+
 def _job(
-    body: GenerationFields,
-    service: ModelService,
-    sampling: SamplingParams,
-    prompts: Sequence[EncodedPrompt],
-    arrival_s: float,
-    context: ApiContext,
-    make_shape: Callable[[ShapeOptions], Shape],
+    body: GenerationFields, asked: _Asked, context: ApiContext, make_shape: Callable[[ShapeOptions], Shape]
 ) -> Job:
+    service, sampling, prompts = asked.service, asked.sampling, asked.prompts
     card = service.card
     shape = make_shape(
         ShapeOptions(
@@ -122,10 +154,12 @@ def _job(
         sampling,
         max_tokens=[_room(body, sampling, prompt, service) for prompt in prompts],
         seed=context.draw_seed() if sampling.seed is None else sampling.seed,
-        arrival_s=arrival_s,
+        arrival_s=asked.arrival_s,
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
         tenant=body.user,
+        grammar=asked.grammar,
+        prediction_token_ids=asked.prediction_token_ids,
     )
     return Job(
         requests=requests,
@@ -175,7 +209,7 @@ def _room(body: GenerationFields, sampling: SamplingParams, prompt: EncodedPromp
     return room
 
 
-async def _respond(job: Job, body: GenerationFields, context: ApiContext, http: HttpRequest) -> Response:
+async def respond(job: Job, body: GenerationFields, context: ApiContext, http: HttpRequest) -> Response:
     if body.stream:
         return StreamedAnswer(job, context, http.state.request_id)
     return await whole_answer(job, context, http)

@@ -16,13 +16,16 @@ from typing import Self
 import msgspec
 
 from tokenmill.api.ports import DispatcherPort
+from tokenmill.api.reading import ChoiceReader, Reading
 from tokenmill.api.request_metrics import RequestMetrics, RequestTrack
 from tokenmill.core.clock import Clock
 from tokenmill.core.errors import InternalError, UnavailableError, from_code
+from tokenmill.core.grammar import Grammar
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.request import FinishReason, Request, SamplingParams, TokenDelta
 from tokenmill.text.logprobs import TextLogprob
 from tokenmill.text.output import OutputProcessor, TextDelta
+from tokenmill.text.parsers.events import Event
 from tokenmill.text.tokenizer import Tokenizer
 
 #: Events that may wait for a slow reader before the pumps stop reading too, so that the dispatcher's limit counts.
@@ -45,6 +48,8 @@ class ChoiceDelta:
     index               of the choice in the answer: prompt * n + choice of that prompt
     num_cached_tokens   on the first delta
     stop_reason         the stop string or token id that ended it; None for end-of-sequence
+    events              what `text` means: reasoning, content, tool calls; of chats only
+    has_whole_calls     with finish_reason: it made calls, and none of them was cut off
     """
 
     index: int
@@ -56,6 +61,8 @@ class ChoiceDelta:
     stop_reason: str | int | None = None
     num_output_tokens: int = 0
     num_cached_tokens: int | None = None
+    events: tuple[Event, ...] = ()
+    has_whole_calls: bool = False
 
 
 def expand(
@@ -70,6 +77,8 @@ def expand(
     priority: int = 0,
     cache_salt: str | None = None,
     tenant: str | None = None,
+    grammar: Grammar | None = None,
+    prediction_token_ids: Sequence[int] = (),
 ) -> list[Request]:
     """The core requests of every choice; request i of the list makes choice i of the answer."""
     return [
@@ -86,6 +95,8 @@ def expand(
             block_hashes=prompt.block_hashes,
             cache_salt=cache_salt,
             tenant=tenant,
+            grammar=grammar,
+            prediction_token_ids=list(prediction_token_ids),
         )
         for p, (prompt, room) in enumerate(zip(prompts, max_tokens, strict=True))
         for i in range(sampling.n)
@@ -93,7 +104,10 @@ def expand(
 
 
 class Generation:
-    """Runs inside `async with`; leaving it aborts whatever has not ended. One reader."""
+    """Runs inside `async with`; leaving it aborts whatever has not ended. One reader.
+
+    reading  how text becomes events; None: there are none
+    """
 
     def __init__(
         self,
@@ -102,6 +116,7 @@ class Generation:
         tokenizer: Tokenizer | None,
         metrics: RequestMetrics,
         clock: Clock,
+        reading: Reading | None = None,
     ) -> None:
         self.requests = requests
         self.num_output_tokens = [0] * len(requests)
@@ -110,6 +125,7 @@ class Generation:
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._clock = clock
+        self._reading = reading
         self._num_open = len(requests)
         self._failure: Exception | None = None
         self._events: asyncio.Queue[ChoiceDelta | Exception] = asyncio.Queue(_MAX_QUEUED_EVENTS)
@@ -168,6 +184,7 @@ class Generation:
 
     async def _move(self, index: int, request: Request, deltas: AsyncIterator[TokenDelta], track: RequestTrack) -> None:
         processor = OutputProcessor(self._tokenizer, request.prompt_token_ids, request.sampling)
+        reader = None if self._reading is None else ChoiceReader(self._reading)
         async for delta in deltas:
             _raise_error(delta)
             if delta.queue_s is not None:
@@ -175,7 +192,7 @@ class Generation:
             text = processor.process(delta)
             track.output(text.num_output_tokens, self._clock.now())
             track.reason = text.finish_reason or track.reason
-            await self._events.put(_choice_delta(index, delta, text))
+            await self._events.put(await _choice_delta(index, delta, text, reader))
             if text.finish_reason is not None:
                 return
         raise InternalError(f"the stream of request {request.request_id} broke off without a reason")
@@ -189,7 +206,12 @@ def _raise_error(delta: TokenDelta) -> None:
         raise UnavailableError("the server stopped this request before its end: send it again")
 
 
-def _choice_delta(index: int, delta: TokenDelta, text: TextDelta) -> ChoiceDelta:
+async def _choice_delta(index: int, delta: TokenDelta, text: TextDelta, reader: ChoiceReader | None) -> ChoiceDelta:
+    events: tuple[Event, ...] = ()
+    if reader is not None:
+        events = reader.read(text.text, text.token_ids, is_end=text.finish_reason is not None)
+        if text.finish_reason is FinishReason.STOP:
+            await reader.keep()
     return ChoiceDelta(
         index=index,
         text=text.text,
@@ -200,6 +222,8 @@ def _choice_delta(index: int, delta: TokenDelta, text: TextDelta) -> ChoiceDelta
         stop_reason=text.stop_reason,
         num_output_tokens=text.num_output_tokens,
         num_cached_tokens=delta.num_cached_tokens,
+        events=events,
+        has_whole_calls=reader is not None and text.finish_reason is not None and reader.has_whole_calls,
     )
 
 
@@ -220,4 +244,6 @@ def merge(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
         stop_reason=last.stop_reason,
         num_output_tokens=last.num_output_tokens,
         num_cached_tokens=next((d.num_cached_tokens for d in deltas if d.num_cached_tokens is not None), None),
+        events=tuple(chain.from_iterable(delta.events for delta in deltas)),
+        has_whole_calls=last.has_whole_calls,
     )

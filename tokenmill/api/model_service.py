@@ -20,17 +20,22 @@ from tokenmill.api.ports import DispatcherPort
 from tokenmill.core.errors import BadRequestError, CapabilityError, ConfigError, ModelNotFoundError, UnavailableError
 from tokenmill.core.kv_hashes import BlockHasher
 from tokenmill.core.model_card import ModelCard
-from tokenmill.text.chat import ChatEncoding, load_encoding
+from tokenmill.text.chat import ChatEncoding, ReplayingEncoding, load_encoding
+from tokenmill.text.encodings.replay import ReplayStore
+from tokenmill.text.parsers.registry import starts_in_reasoning
 from tokenmill.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 _NUM_THREADS = 2
+#: An opening tag of reasoning stands at the very end of a prompt; white space may follow it.
+_NUM_TAIL_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TextTools:
     tokenizer: Tokenizer
     encoding: ChatEncoding
+    replay: ReplayStore
 
 
 class ModelService:
@@ -40,6 +45,7 @@ class ModelService:
         self.card = card
         self.tokenizer = tools.tokenizer if tools else None
         self._encoding = tools.encoding if tools else None
+        self._replay = tools.replay if tools else None
         self._threads = threads
         self._long_chars = long_chars
 
@@ -62,9 +68,26 @@ class ModelService:
         self.check_ids(prompt, param)
         return await self._run(len(prompt), lambda: self._hashed(prompt, salt, None))
 
+    async def encode_text(self, text: str) -> list[int]:
+        """Text that stands in the middle of something."""
+        tokenizer = self.require_tokenizer("prediction")
+        return await self._run(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
+
     async def encode_chat(
-        self, messages: Sequence[Message], fields: TemplateFields, *, salt: str | None = None
+        self,
+        messages: Sequence[Message],
+        fields: TemplateFields,
+        *,
+        tools: Sequence[Any] | None = None,
+        response_format: Any = None,
+        salt: str | None = None,
+        scope: str = "",
     ) -> EncodedPrompt:
+        """
+        tools, response_format  as in the request, for encodings that show them to the model
+        salt                    of the cache keys
+        scope                   whose earlier answers may be replayed
+        """
         if not messages:
             raise BadRequestError("messages is empty: give at least one message", param="messages")
         self.require_tokenizer("messages")
@@ -72,9 +95,37 @@ class ModelService:
         assert encoding is not None, "tools come in pairs"
         dicts = [message.model_dump(exclude_unset=True) for message in messages]
         kwargs = template_kwargs(fields)
+        if response_format is not None:
+            kwargs["response_format"] = response_format
+        if isinstance(encoding, ReplayingEncoding):
+            kwargs |= {"replay": self._replay, "replay_scope": scope}
         return await self._run(
             sum(len(str(message.content)) for message in messages),
-            lambda: self._hashed(encoding.encode(dicts, **kwargs), salt, None),
+            lambda: self._hashed(encoding.encode(dicts, tools, **kwargs), salt, None),
+        )
+
+    def opens_reasoning(self, prompt_token_ids: Sequence[int]) -> bool:
+        """Whether the answer to this prompt begins inside the model's reasoning."""
+        encoding, tokenizer = self._encoding, self.tokenizer
+        if isinstance(encoding, ReplayingEncoding):
+            return encoding.opens_reasoning(prompt_token_ids)
+        if self.card.reasoning_parser is None or tokenizer is None:
+            return False
+        return starts_in_reasoning(tokenizer.decode(prompt_token_ids[-_NUM_TAIL_TOKENS:], skip_special_tokens=False))
+
+    @property
+    def can_replay(self) -> bool:
+        return isinstance(self._encoding, ReplayingEncoding)
+
+    async def remember(
+        self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int], message: dict[str, Any], *, scope: str
+    ) -> None:
+        """Keep an answer so that the next turn's prompt holds the very ids that were sampled."""
+        encoding, replay = self._encoding, self._replay
+        assert isinstance(encoding, ReplayingEncoding) and replay is not None, "asked only when it can"
+        await self._run(
+            len(output_token_ids),
+            lambda: encoding.remember(replay, prompt_token_ids, output_token_ids, message, scope=scope),
         )
 
     def require_tokenizer(self, param: str) -> Tokenizer:
@@ -109,7 +160,10 @@ class ModelService:
 
 
 #: Arguments of an encoding that a template variable must not replace.
-_RESERVED = frozenset({"messages", "tools", "documents", "chat_template", *TemplateFields.model_fields})
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
+    | {"chat_template_kwargs", "replay", "replay_scope"}
+)
 
 
 def template_kwargs(fields: TemplateFields) -> dict[str, Any]:
@@ -120,12 +174,22 @@ def template_kwargs(fields: TemplateFields) -> dict[str, Any]:
             f"chat_template_kwargs.{name} is not a free variable: set it beside chat_template_kwargs, if at all",
             param=f"chat_template_kwargs.{name}",
         )
-    effort = (fields.model_extra or {}).get("reasoning_effort")
-    if effort is not None:
-        kwargs.setdefault("reasoning_effort", effort)
+    if fields.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
+    is_thinking = _thinking(fields)
+    if is_thinking is not None and not kwargs.keys() & {"enable_thinking", "thinking", "thinking_mode"}:
+        kwargs |= {"enable_thinking": is_thinking, "thinking": is_thinking}
     kwargs["continue_final_message"] = bool(fields.continue_final_message)
     kwargs["add_generation_prompt"] = fields.add_generation_prompt
     return kwargs
+
+
+def _thinking(fields: TemplateFields) -> bool | None:
+    """The switch of thinking, whichever way it was written; None: as the model is used to."""
+    said = [value for value in (fields.thinking, fields.enable_thinking) if value is not None]
+    if len(set(said)) > 1:
+        raise BadRequestError("thinking and enable_thinking say opposite things: drop one", param="enable_thinking")
+    return said[0] if said else False if fields.reasoning_effort == "none" else None
 
 
 class ModelServices:
@@ -196,7 +260,7 @@ class ModelServices:
             )
         if self._config.chat_template is not None:
             tokenizer.chat_templates = {"default": _read_template(self._config.chat_template, card)}
-        return TextTools(tokenizer, load_encoding(card.chat_encoding, tokenizer))
+        return TextTools(tokenizer, load_encoding(card.chat_encoding, tokenizer), ReplayStore())
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -88,6 +88,21 @@ class GenerationFields(Tolerant):
     priority: Annotated[Int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     return_token_ids: Bool | None = None
+    response_format: Any = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+
+def _thinking(value: Any) -> Any:
+    """A switch, or Anthropic's and DeepSeek's object."""
+    if isinstance(value, dict) and value.get("type") in ("enabled", "disabled", "adaptive"):
+        return value["type"] != "disabled"
+    if value is None or isinstance(value, bool):
+        return value
+    raise PydanticCustomError("thinking_type", 'should be true, false or {"type": "enabled" or "disabled"}')
 
 
 class TemplateFields(Tolerant):
@@ -96,6 +111,10 @@ class TemplateFields(Tolerant):
     add_generation_prompt: Bool | None = None
     continue_final_message: Bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, Strict()] | None = None
+    thinking: Annotated[bool | None, BeforeValidator(_thinking)] = None
+    enable_thinking: Bool | None = None
+    tools: list[Any] | None = None
 
 
 class ChatRequest(GenerationFields, TemplateFields):
@@ -103,6 +122,9 @@ class ChatRequest(GenerationFields, TemplateFields):
     max_completion_tokens: Int | None = None
     logprobs: Bool | None = None
     top_logprobs: Int | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: Bool | None = None
+    prediction: Any = None
 
 
 TokenIds = list[int]

@@ -21,12 +21,6 @@ _nothing = _is_one_of(False, "", [], {})
 
 #: field -> (is the value harmless?, what can be asked instead); null is always harmless.
 _ANY_ROUTE: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "response_format": (lambda value: isinstance(value, dict) and value.get("type") == "text", "only type 'text'"),
-    "structured_outputs": (_nothing, "free text only"),
-    "guided_json": (_nothing, "free text only"),
-    "guided_regex": (_nothing, "free text only"),
-    "guided_choice": (_nothing, "free text only"),
-    "guided_grammar": (_nothing, "free text only"),
     "use_beam_search": (_nothing, "sampling only"),
     "length_penalty": (_is_one_of(1, 1.0), "it belongs to beam search"),
     "logits_processors": (_nothing, "use logit_bias"),
@@ -46,8 +40,8 @@ _CHAT = {
     "documents": (_nothing, "put them into a message"),
     "chat_template": (_nothing, "start the server with --chat-template"),
     "add_special_tokens": (_nothing, "the template writes them"),
-    "tool_choice": (_is_one_of("none", "auto"), "only 'none'"),
-    "function_call": (_is_one_of("none", "auto"), "only 'none'"),
+    "functions": (_nothing, "use tools"),
+    "function_call": (_is_one_of("none", "auto"), "use tool_choice"),
 }
 _COMPLETION = {
     "suffix": (_nothing, "put the whole context into the prompt"),
@@ -57,7 +51,6 @@ _COMPLETION = {
 def refuse_unsupported_chat(body: ChatRequest) -> None:
     """Raise CapabilityError for the first field that asks for what cannot be served."""
     _refuse(body.model_extra or {}, _ANY_ROUTE | _CHAT)
-    _refuse_tools(body.model_extra or {})
     _refuse_best_of(body)
 
 
@@ -67,9 +60,7 @@ def refuse_unsupported_completion(body: CompletionRequest) -> None:
 
 
 def refuse_unsupported_template(body: TemplateFields) -> None:
-    """For /tokenize, where tools would change the prompt without a trace in it."""
     _refuse(body.model_extra or {}, {"chat_template": _CHAT["chat_template"]})
-    _refuse_tools(body.model_extra or {})
 
 
 def _refuse(extra: dict[str, Any], table: dict[str, tuple[Callable[[Any], bool], str]]) -> None:
@@ -77,16 +68,6 @@ def _refuse(extra: dict[str, Any], table: dict[str, tuple[Callable[[Any], bool],
         is_harmless, instead = table[name]
         if extra[name] is not None and not is_harmless(extra[name]):
             raise CapabilityError(f"{name} cannot be served as asked: {instead}", param=name)
-
-
-def _refuse_tools(extra: dict[str, Any]) -> None:
-    for name, choice in (("tools", "tool_choice"), ("functions", "function_call")):
-        if extra.get(name) and extra.get(choice) != "none":
-            raise CapabilityError(
-                f"{name} cannot be served: calls are not recognised in the output; leave {name} out or set "
-                f"{choice} to 'none'",
-                param=name,
-            )
 
 
 def _refuse_best_of(body: ChatRequest | CompletionRequest) -> None:

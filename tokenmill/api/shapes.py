@@ -1,8 +1,7 @@
 """How an answer looks: the chat and the completion spelling of one stream of `ChoiceDelta`s.
 
-A shape lives for one answer and keeps what its spelling needs to remember; reasoning and tool-call parsers belong
-here, one per choice. Whether deltas come one by one or merged, the joined result is the same. Not responsible for:
-ids, usage and transport (answer.py).
+A shape lives for one answer and keeps what its spelling needs to remember. Whether deltas come one by one or merged,
+the joined result is the same. Not responsible for: ids, usage and transport (chunks.py, answer.py).
 """
 
 from __future__ import annotations
@@ -13,7 +12,16 @@ from typing import Any, Protocol
 
 from tokenmill.api import logprobs as spelled
 from tokenmill.api.generation import ChoiceDelta, EncodedPrompt
+from tokenmill.api.reading import assistant_message
 from tokenmill.core.request import FinishReason
+from tokenmill.text.parsers.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArgumentsDelta,
+    ToolCallStart,
+    collect,
+)
 
 
 class Shape(Protocol):
@@ -85,25 +93,47 @@ class ChatShape(_Common):
     id_prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def choice(self, delta: ChoiceDelta) -> dict[str, Any]:
-        message = {"role": "assistant", "content": delta.text}
+        message = assistant_message(collect(delta.events))
         return {"index": delta.index, "message": message, **self._rest(delta), **self._prompt_keys(delta)}
 
     def chunk(self, delta: ChoiceDelta) -> dict[str, Any] | None:
-        if not self._is_visible(delta):
+        news = _news(delta.events)
+        if not (news or delta.finish_reason or (self._options.has_token_ids and delta.token_ids)):
             return None
-        news: dict[str, Any] = {}
         is_first = self._is_first(delta.index)
         if is_first:
-            news["role"] = "assistant"
-        if delta.text or is_first:
-            news["content"] = delta.text
+            news = {"role": "assistant", "content": "", **news}
         extras = self._prompt_keys(delta) if is_first else {}
         return {"index": delta.index, "delta": news, **self._rest(delta), **extras}
 
     def _rest(self, delta: ChoiceDelta) -> dict[str, Any]:
         rows = delta.logprobs
         shaped = None if rows is None else spelled.chat_logprobs(rows)
-        return {"logprobs": shaped, **self._ending(delta)}
+        ending = self._ending(delta)
+        if delta.finish_reason is FinishReason.STOP and delta.has_whole_calls:
+            ending["finish_reason"] = "tool_calls"
+        return {"logprobs": shaped, **ending}
+
+
+def _news(events: Sequence[Event]) -> dict[str, Any]:
+    """The `delta` of a chunk; {} when there is nothing to see in the events."""
+    news: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for event in events:
+        match event:
+            case ReasoningDelta(text):
+                news["reasoning"] = news["reasoning_content"] = news.get("reasoning", "") + text
+            case ContentDelta(text):
+                news["content"] = news.get("content", "") + text
+            case ToolCallStart(index, call_id, name):
+                function = {"name": name, "arguments": ""}
+                calls[index] = {"index": index, "id": call_id, "type": "function", "function": function}
+            case ToolCallArgumentsDelta(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+    if calls:
+        news["tool_calls"] = list(calls.values())
+    return news
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ async def tokenize(http: HttpRequest, context: ApiContext) -> Response:
 async def _encode(body: TokenizeRequest, service: ModelService) -> EncodedPrompt:
     if body.messages is not None:
         refuse_unsupported_template(body)
-        return await service.encode_chat(body.messages, body)
+        return await service.encode_chat(body.messages, body, tools=body.tools)
     return await service.encode_prompt(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
 
 

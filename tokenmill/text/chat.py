@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SecurityError
 
 from tokenmill.core.errors import BadRequestError, CapabilityError, CheckpointError
 from tokenmill.core.registry import Registry
+from tokenmill.text.encodings.replay import ReplayStore
 from tokenmill.text.messages import Message, normalise_messages, normalise_tools
 from tokenmill.text.render_budget import RenderLimitError
 from tokenmill.text.sandbox import BoundedEnvironment, TemplateRefusal, compile_template, render
@@ -34,6 +35,30 @@ class ChatEncoding(Protocol):
 
     def encode(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, **template_kwargs: Any) -> list[int]:
         """The prompt as token ids, with at most one begin token; BadRequestError when it cannot be written."""
+        ...
+
+
+@runtime_checkable
+class ReplayingEncoding(ChatEncoding, Protocol):
+    """An encoding that knows where reasoning begins, and writes earlier answers with the ids that were sampled.
+
+    Its `encode` also takes `replay` and `replay_scope`.
+    """
+
+    def opens_reasoning(self, prompt_token_ids: Sequence[int]) -> bool:
+        """Whether the answer to this prompt begins inside the reasoning."""
+        ...
+
+    def remember(
+        self,
+        replay: ReplayStore,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        message: Mapping[str, Any],
+        *,
+        scope: str = "",
+    ) -> bool:
+        """Keep an answer for `encode`; False, and nothing is kept, when the message is not what the ids say."""
         ...
 
 

@@ -1,0 +1,111 @@
+"""From a chat body to all that its generation needs: prompt, grammar, parsers. Every chat-like route goes through here.
+
+Not responsible for: requests of the core (generation.py), how the answer looks (shapes.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tokenmill.api.generation import EncodedPrompt
+from tokenmill.api.model_service import ModelService
+from tokenmill.api.openai_types import ChatRequest
+from tokenmill.api.reading import Reading
+from tokenmill.api.structured import content_grammar
+from tokenmill.api.tools import ToolUse, tool_use
+from tokenmill.core.errors import BadRequestError, CapabilityError
+from tokenmill.core.grammar import Grammar
+from tokenmill.text.parsers.registry import ParserNames, build_parser
+
+_END_THINK = "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """
+    reading               how each choice's output is read
+    prediction_token_ids  what the client expects to get, for proposers of drafts
+    """
+
+    prompt: EncodedPrompt
+    reading: Reading
+    grammar: Grammar | None = None
+    prediction_token_ids: tuple[int, ...] = ()
+
+
+async def plan_chat(body: ChatRequest, service: ModelService, max_tools: int) -> ChatPlan:
+    """Typed errors name the field of `body` that is wrong, before anything runs."""
+    use = tool_use(body, service.card, max_tools)
+    content = content_grammar(body)
+    prompt = await service.encode_chat(
+        body.messages,
+        body,
+        tools=use.tools or None,
+        response_format=body.response_format,
+        salt=body.cache_salt,
+        scope=_scope(body),
+    )
+    is_inside = service.opens_reasoning(prompt.token_ids)
+    return ChatPlan(
+        prompt=prompt,
+        reading=_reading(body, service, use, prompt, is_inside),
+        grammar=_grammar(use, content, service, is_inside),
+        prediction_token_ids=await _prediction(body.prediction, service),
+    )
+
+
+def _scope(body: ChatRequest) -> str:
+    """Who may be given the ids of an earlier answer: the same tenant with the same salt."""
+    return msgspec.json.encode((body.cache_salt, body.user)).decode()
+
+
+def _reading(body: ChatRequest, service: ModelService, use: ToolUse, prompt: EncodedPrompt, is_inside: bool) -> Reading:
+    names = ParserNames(service.card.tool_parser, service.card.reasoning_parser)
+    make_parser = partial(build_parser, names, tools=use.tools, starts_in_reasoning=is_inside)
+    if not service.can_replay:
+        return Reading(make_parser)
+
+    async def remember(token_ids: list[int], message: dict[str, Any]) -> None:
+        await service.remember(prompt.token_ids, token_ids, message, scope=_scope(body))
+
+    return Reading(make_parser, remember)
+
+
+def _grammar(use: ToolUse, content: Grammar | None, service: ModelService, is_inside: bool) -> Grammar | None:
+    """The call that must be made counts more than the format of an answer that will not be given."""
+    if content is None and not use.is_required:
+        return None
+    start_after = _end_of_thinking(service) if is_inside else ()
+    if use.is_required or content is None:
+        return use.grammar(service.card, start_after)
+    return msgspec.structs.replace(content, start_after=start_after)
+
+
+def _end_of_thinking(service: ModelService) -> tuple[int, ...]:
+    token_id = service.require_tokenizer("response_format").token_to_id(_END_THINK)
+    if token_id is None:
+        raise CapabilityError(
+            f"structured output begins where thinking ends, and {_END_THINK} is no token of model "
+            f"{service.card.name!r}: turn thinking off",
+            param="response_format",
+        )
+    return (token_id,)
+
+
+async def _prediction(prediction: Any, service: ModelService) -> tuple[int, ...]:
+    """OpenAI's predicted output, as ids; at most a context of them."""
+    if prediction is None:
+        return ()
+    content = prediction.get("content") if isinstance(prediction, dict) else None
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    if not isinstance(content, str):
+        raise BadRequestError(
+            'prediction must be an object: {"type": "content", "content": text or parts}', param="prediction"
+        )
+    ids = await service.encode_text(content)
+    return tuple(ids[: service.card.max_model_len])

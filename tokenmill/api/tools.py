@@ -1,0 +1,108 @@
+"""Tools and tool choice of a chat request, checked: which are offered, and which call the output must be. Pure.
+
+Not responsible for: how calls look in a model's text (text/parsers), schemas (engine/structured/schema_check).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.api.openai_types import ChatRequest
+from tokenmill.core.errors import BadRequestError, CapabilityError
+from tokenmill.core.grammar import Grammar
+from tokenmill.core.model_card import ModelCard
+from tokenmill.engine.structured.schema_check import check_tool_schemas
+from tokenmill.text.parsers.tool_choice import required_calls
+
+Tool = Mapping[str, Any]
+_MODES = ("none", "auto", "required")
+_MAX_NAME_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """
+    tools        shown to the model; calls are looked for in the output when there are any
+    is_required  the output is nothing but calls
+    name         of the one function to call
+    is_parallel  several calls in one answer are fine
+    """
+
+    tools: Sequence[Tool] = ()
+    is_required: bool = False
+    name: str | None = None
+    is_parallel: bool = True
+
+    def grammar(self, card: ModelCard, start_after: tuple[int, ...]) -> Grammar | None:
+        """What makes the output a call; None: the model may choose."""
+        if not self.is_required:
+            return None
+        return required_calls(
+            card.tool_parser, self.tools, name=self.name, is_parallel=self.is_parallel, start_after=start_after
+        )
+
+
+def tool_use(body: ChatRequest, card: ModelCard, max_tools: int) -> ToolUse:
+    """BadRequestError names the tool, and the field of it, that is wrong."""
+    tools = body.tools or []
+    _check_tools(tools, max_tools)
+    mode, name = _choice(body.tool_choice, tools)
+    if mode == "none" or not tools:
+        return ToolUse()
+    if card.tool_parser is None:
+        raise CapabilityError(
+            f"tools cannot be served: how model {card.name!r} writes calls is not known; start it with "
+            "--tool-call-parser, or set tool_choice to 'none'",
+            param="tools",
+        )
+    is_parallel = body.parallel_tool_calls is not False
+    return ToolUse(tools, is_required=mode == "required", name=name, is_parallel=is_parallel)
+
+
+def _check_tools(tools: Sequence[Any], max_tools: int) -> None:
+    if len(tools) > max_tools:
+        raise BadRequestError(f"tools has {len(tools)} entries: give at most {max_tools}", param="tools")
+    for i, tool in enumerate(tools):
+        kind = tool.get("type", "function") if isinstance(tool, Mapping) else "function"
+        if kind != "function":
+            raise CapabilityError(
+                f"tools[{i}].type is {str(kind)[:60]!r}: only functions are possible", param=f"tools[{i}].type"
+            )
+    check_tool_schemas(tools)
+    for i, tool in enumerate(tools):
+        name = tool["function"].get("name")
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME_CHARS:
+            path = f"tools[{i}].function.name"
+            raise BadRequestError(f"{path} must be a text of 1 to {_MAX_NAME_CHARS} characters", param=path)
+
+
+def _choice(choice: Any, tools: Sequence[Tool]) -> tuple[str, str | None]:
+    """(mode, name of the one function)."""
+    if choice is None:
+        return "auto", None
+    if choice in ("none", "auto"):
+        return choice, None
+    if choice != "required" and not isinstance(choice, dict):
+        raise BadRequestError(
+            f"tool_choice must be one of {', '.join(_MODES)}, or an object that names a function", param="tool_choice"
+        )
+    if not tools:
+        raise BadRequestError("tool_choice asks for a call, and there are no tools: give some", param="tool_choice")
+    return "required", None if choice == "required" else _name(choice)
+
+
+def _name(choice: Mapping[str, Any]) -> str:
+    if choice.get("type", "function") != "function":
+        raise CapabilityError(
+            f"tool_choice.type is {str(choice['type'])[:60]!r}: only function is possible", param="tool_choice.type"
+        )
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise BadRequestError(
+            'tool_choice must name a function: {"type": "function", "function": {"name": …}}',
+            param="tool_choice.function.name",
+        )
+    return name
