@@ -91,7 +91,7 @@ def unloaded_slo(records: Sequence[RequestRecord], factor: float = 3.0) -> SLO |
         name: spread(name, [v for r in records if r.is_ok and (v := getattr(r, name)) is not None])[f"{name}_p50"]
         for name in ("ttft_s", "tpot_s")
     }
-    bounds = {name: factor * value for name, value in medians.items() if value}
+    bounds = {name: max(1e-4, round(factor * value, 4)) for name, value in medians.items() if value}  # 0.1 ms steps
     return SLO(**bounds) if bounds else None
 
 
