@@ -21,11 +21,33 @@ def normalise_messages(messages: Any) -> list[Message]:
 
     Text parts are joined with newlines. Keys that are None are left out, except that an assistant message with tool
     calls and no content keeps `content: None`, which templates test for. The arguments of a tool call become the
-    object that templates expect; text that is no JSON object stays as it is.
+    object that templates expect; text that is no JSON object stays as it is. A tool message answers a call that the last
+    assistant message made.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise BadRequestError("messages must be a list with at least one message", param="messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    result = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    _check_results(result)
+    return result
+
+
+def _check_results(messages: Sequence[Message]) -> None:
+    call_ids: list[Any] = []
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant":
+            call_ids = [call.get("id") for call in message.get("tool_calls", ())]
+        elif message["role"] == "tool" and not call_ids:
+            where = f"messages[{i}]"
+            raise BadRequestError(
+                f"{where} is a tool result, but no assistant message with tool_calls comes before it", param=where
+            )
+        elif (
+            message["role"] == "tool"
+            and None not in call_ids
+            and message.get("tool_call_id", call_ids[0]) not in call_ids
+        ):
+            where = f"messages[{i}].tool_call_id"
+            raise BadRequestError(f"{where} names no call of the assistant message before it", param=where)
 
 
 def normalise_tools(tools: Any) -> list[dict[str, Any]] | None:
