@@ -16,7 +16,7 @@ from tokenmill.core.grammar import Grammar
 from tokenmill.engine.structured.base import GrammarBackend
 from tokenmill.text.parsers.events import ParsedMessage, collect
 from tokenmill.text.parsers.registry import TOOL_PARSERS, ParserNames, build_parser
-from tokenmill.text.parsers.tool_choice import required_calls
+from tokenmill.text.parsers.tool_choice import calls_grammar
 from tokenmill.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.requires_llguidance
@@ -79,7 +79,7 @@ def _check(message: ParsedMessage, tools: Any) -> None:
 def test_what_the_masks_let_through_is_a_list_of_calls(
     backend: GrammarBackend, tokenizer: Tokenizer, name: str, seed: int
 ) -> None:
-    compiled = backend.compile(required_calls(name, TOOLS))
+    compiled = backend.compile(calls_grammar(name, TOOLS))
     ids = walk(compiled.new_matcher(), random.Random(seed), (0,), 3000)
     _check(_parse(name, tokenizer.decode(ids), TOOLS), TOOLS)
 
@@ -90,7 +90,7 @@ def test_what_the_masks_let_through_is_a_list_of_calls(
 def test_with_the_real_vocabulary_tags_are_its_own_tokens(
     v4_backend: GrammarBackend, v4_tokenizer: Tokenizer, seed: int
 ) -> None:
-    compiled = v4_backend.compile(required_calls("deepseek_v4", TOOLS, is_parallel=False))
+    compiled = v4_backend.compile(calls_grammar("deepseek_v4", TOOLS, is_parallel=False))
     ids = walk(compiled.new_matcher(), random.Random(seed), (1,), 3000)
     message = _parse("deepseek_v4", v4_tokenizer.decode(ids), TOOLS)
     _check(message, TOOLS)
@@ -124,7 +124,7 @@ _WRITTEN = {
 def test_free_text_goes_up_to_its_closing_tag(
     backend: GrammarBackend, tokenizer: Tokenizer, name: str, text: str
 ) -> None:
-    compiled = backend.compile(required_calls(name, [TEXT_TOOL]))
+    compiled = backend.compile(calls_grammar(name, [TEXT_TOOL]))
     written = _WRITTEN[name].replace("{}", text)
     assert accepts(compiled.new_matcher(), tokenizer, written)
     (call,) = _parse(name, written, [TEXT_TOOL]).tool_calls
@@ -133,7 +133,7 @@ def test_free_text_goes_up_to_its_closing_tag(
 
 @pytest.mark.requires_deepseek_tokenizer
 def test_free_text_of_the_real_vocabulary_ends_at_its_tag(v4_backend: GrammarBackend, v4_tokenizer: Tokenizer) -> None:
-    compiled = v4_backend.compile(required_calls("deepseek_v4", [TEXT_TOOL]))
+    compiled = v4_backend.compile(calls_grammar("deepseek_v4", [TEXT_TOOL]))
     matcher = compiled.new_matcher()
     written = _WRITTEN["deepseek_v4"].replace("{}", "a </b> <｜DS\n")
     assert accepts(matcher, v4_tokenizer, written)
@@ -142,7 +142,7 @@ def test_free_text_of_the_real_vocabulary_ends_at_its_tag(v4_backend: GrammarBac
 
 @each_format
 def test_one_call_by_name(backend: GrammarBackend, tokenizer: Tokenizer, name: str) -> None:
-    compiled = backend.compile(required_calls(name, TOOLS, name="stop"))
+    compiled = backend.compile(calls_grammar(name, TOOLS, name="stop"))
     for seed in range(3):
         ids = walk(compiled.new_matcher(), random.Random(seed), (0,), 500)
         assert [call.name for call in _parse(name, tokenizer.decode(ids), TOOLS).tool_calls] == ["stop"]
@@ -151,15 +151,15 @@ def test_one_call_by_name(backend: GrammarBackend, tokenizer: Tokenizer, name: s
 def test_a_function_without_arguments_is_written_as_the_format_does(
     backend: GrammarBackend, tokenizer: Tokenizer
 ) -> None:
-    compiled = backend.compile(required_calls("deepseek_v4", TOOLS, name="stop"))
+    compiled = backend.compile(calls_grammar("deepseek_v4", TOOLS, name="stop"))
     opening = '\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="stop">\n\n</｜DSML｜invoke>'
     assert take_text(compiled.new_matcher(), tokenizer, opening)
-    optional = backend.compile(required_calls("deepseek_v4", TOOLS, name="all.optional"))
+    optional = backend.compile(calls_grammar("deepseek_v4", TOOLS, name="all.optional"))
     assert take_text(optional.new_matcher(), tokenizer, opening.replace("stop", "all.optional"))
 
 
 def test_grammars_start_behind_thinking() -> None:
-    assert required_calls("hermes", TOOLS, start_after=(7,)).start_after == (7,)
+    assert calls_grammar("hermes", TOOLS, start_after=(7,)).start_after == (7,)
 
 
 @pytest.mark.parametrize(
@@ -189,17 +189,17 @@ def test_grammars_start_behind_thinking() -> None:
 )
 def test_tools_that_cannot_be_enforced_are_refused(backend: GrammarBackend, tool: Any, name: str, param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
-        backend.compile(required_calls(name, [TOOLS[2], tool]))
+        backend.compile(calls_grammar(name, [TOOLS[2], tool]))
     assert caught.value.param == param
 
 
 def test_choices_that_make_no_sense_are_refused(backend: GrammarBackend) -> None:
     with pytest.raises(BadRequestError, match="possible are set_speed") as caught:
-        required_calls("hermes", TOOLS, name="fly")
+        calls_grammar("hermes", TOOLS, name="fly")
     assert caught.value.param == "tool_choice"
     with pytest.raises(CapabilityError):
-        required_calls(None, TOOLS)
-    grammar: Grammar = required_calls("unheard of", TOOLS)
+        calls_grammar(None, TOOLS)
+    grammar: Grammar = calls_grammar("unheard of", TOOLS)
     with pytest.raises(CapabilityError, match="tool_choice auto"):
         backend.compile(grammar)
 
@@ -208,7 +208,7 @@ def test_choices_that_make_no_sense_are_refused(backend: GrammarBackend) -> None
 def test_a_parameter_may_be_anything(backend: GrammarBackend, tokenizer: Tokenizer, name: str) -> None:
     """Not in Python's spelling, which has no numbers beyond its own."""
     tool = _tool("f", {"type": "object", "properties": {"a": True}})
-    compiled = backend.compile(required_calls(name, [tool], is_parallel=False))
+    compiled = backend.compile(calls_grammar(name, [tool], is_parallel=False))
     num_ended = 0
     for seed in range(8):
         matcher = compiled.new_matcher()
@@ -223,5 +223,5 @@ def test_a_parameter_may_be_anything(backend: GrammarBackend, tokenizer: Tokeniz
 
 def test_a_loose_function_may_limit_its_texts(backend: GrammarBackend, tokenizer: Tokenizer) -> None:
     tool = _tool("write", object_of(text={"type": "string", "maxLength": 1}, n={"type": "integer"}))
-    compiled = backend.compile(required_calls("deepseek_v4", [tool]))
+    compiled = backend.compile(calls_grammar("deepseek_v4", [tool]))
     assert accepts(compiled.new_matcher(), tokenizer, _WRITTEN["deepseek_v4"].replace("{}", "longer"))

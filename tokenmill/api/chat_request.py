@@ -19,7 +19,7 @@ from tokenmill.api.structured import content_grammar
 from tokenmill.api.tools import ToolUse, tool_use
 from tokenmill.core.errors import BadRequestError, CapabilityError
 from tokenmill.core.grammar import Grammar
-from tokenmill.text.parsers.registry import ParserNames, build_parser
+from tokenmill.text.parsers.registry import ParserNames, build_parser, call_mark
 
 _END_THINK = "</think>"
 
@@ -28,32 +28,38 @@ _END_THINK = "</think>"
 class ChatPlan:
     """
     reading               how each choice's output is read
+    banned_token_ids      never to be drawn: what would open a call that the client does not want
     prediction_token_ids  what the client expects to get, for proposers of drafts
     """
 
     prompt: EncodedPrompt
     reading: Reading
     grammar: Grammar | None = None
+    banned_token_ids: tuple[int, ...] = ()
     prediction_token_ids: tuple[int, ...] = ()
 
 
 async def plan_chat(body: ChatRequest, service: ModelService, max_tools: int) -> ChatPlan:
     """Typed errors name the field of `body` that is wrong, before anything runs."""
-    use = tool_use(body, service.card, max_tools)
-    content = content_grammar(body)
+    mark_id = _call_mark_id(service)
+    use = tool_use(body, service.card, max_tools, can_forbid=mark_id is not None)
+    grammar = use.grammar(service.card, content_grammar(body))
     prompt = await service.encode_chat(
         body.messages,
         body,
-        tools=use.tools or None,
+        tools=use.shown or None,
         response_format=body.response_format,
         salt=body.cache_salt,
         scope=_scope(body),
     )
     is_inside = service.opens_reasoning(prompt.token_ids)
+    if grammar is not None and is_inside:
+        grammar = msgspec.structs.replace(grammar, start_after=_end_of_thinking(service))
     return ChatPlan(
         prompt=prompt,
         reading=_reading(body, service, use, prompt, is_inside),
-        grammar=_grammar(use, content, service, is_inside),
+        grammar=grammar,
+        banned_token_ids=(mark_id,) if mark_id is not None and use.shown and not use.tools else (),
         prediction_token_ids=await _prediction(body.prediction, service),
     )
 
@@ -75,14 +81,9 @@ def _reading(body: ChatRequest, service: ModelService, use: ToolUse, prompt: Enc
     return Reading(make_parser, remember)
 
 
-def _grammar(use: ToolUse, content: Grammar | None, service: ModelService, is_inside: bool) -> Grammar | None:
-    """The call that must be made counts more than the format of an answer that will not be given."""
-    if content is None and not use.is_required:
-        return None
-    start_after = _end_of_thinking(service) if is_inside else ()
-    if use.is_required or content is None:
-        return use.grammar(service.card, start_after)
-    return msgspec.structs.replace(content, start_after=start_after)
+def _call_mark_id(service: ModelService) -> int | None:
+    mark = call_mark(service.card.tool_parser)
+    return None if mark is None or service.tokenizer is None else service.tokenizer.token_to_id(mark)
 
 
 def _end_of_thinking(service: ModelService) -> tuple[int, ...]:

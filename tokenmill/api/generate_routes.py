@@ -24,7 +24,8 @@ from tokenmill.api.generation import EncodedPrompt, Generation, expand
 from tokenmill.api.model_service import ModelService
 from tokenmill.api.openai_types import ChatRequest, CompletionRequest, GenerationFields
 from tokenmill.api.refusals import refuse_unsupported_chat, refuse_unsupported_completion
-from tokenmill.api.sampling import DEFAULT_COMPLETION_TOKENS, chat_sampling, completion_sampling
+from tokenmill.api.retell import Paths
+from tokenmill.api.sampling import DEFAULT_COMPLETION_TOKENS, chat_sampling, completion_sampling, without_tokens
 from tokenmill.api.shapes import ChatShape, CompletionShape, Echo, Shape, ShapeOptions
 from tokenmill.api.structured import content_grammar
 from tokenmill.core.errors import BadRequestError, ContextLengthError
@@ -49,10 +50,12 @@ async def chat_job(
     http: HttpRequest,
     arrival_s: float,
     make_writer: MakeWriter | None = None,
+    paths: Paths | None = None,
 ) -> Job:
     """The one way from a chat to its generation, whatever API it came through. Typed errors name fields of `body`.
 
     make_writer  words the answer in another API; its deltas carry `events`
+    paths        what that API calls the fields of `body`
     """
     refuse_unsupported_chat(body)
     limits = context.config.limits
@@ -60,9 +63,10 @@ async def chat_job(
     sampling = chat_sampling(body, limits.max_stop_strings)
     _check(body, sampling, service, num_prompts=1, context=context)
     plan = await unless_gone(http.receive, plan_chat(body, service, limits.max_tools))
+    sampling = without_tokens(sampling, plan.banned_token_ids)
     asked = _Asked(service, sampling, [plan.prompt], arrival_s, plan.grammar, plan.prediction_token_ids)
     job = _job(body, asked, context, ChatShape)
-    return replace(job, reading=plan.reading, writer=make_writer or job.writer)
+    return replace(job, reading=plan.reading, writer=make_writer or job.writer, paths=paths or {})
 
 
 async def completions(http: HttpRequest, context: ApiContext) -> Response:

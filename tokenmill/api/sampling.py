@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tokenmill.api.openai_types import ChatRequest, CompletionRequest, GenerationFields
@@ -56,6 +58,13 @@ def _sampling(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         top_k=0 if body.top_k in (None, -1) else body.top_k,  # vLLM's "all" is -1, also 0
     )
+
+
+def without_tokens(sampling: SamplingParams, token_ids: Sequence[int]) -> SamplingParams:
+    """These are as unlikely as a bias can make them."""
+    if not token_ids:
+        return sampling
+    return msgspec.structs.replace(sampling, logit_bias=sampling.logit_bias | dict.fromkeys(token_ids, -100.0))
 
 
 def _chat_logprobs(body: ChatRequest) -> int | None:

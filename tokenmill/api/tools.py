@@ -14,7 +14,7 @@ from tokenmill.core.errors import BadRequestError, CapabilityError
 from tokenmill.core.grammar import Grammar
 from tokenmill.core.model_card import ModelCard
 from tokenmill.engine.structured.schema_check import check_tool_schemas
-from tokenmill.text.parsers.tool_choice import required_calls
+from tokenmill.text.parsers.tool_choice import calls_grammar
 
 Tool = Mapping[str, Any]
 _MODES = ("none", "auto", "required")
@@ -24,33 +24,47 @@ _MAX_NAME_CHARS = 256
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """
-    tools        shown to the model; calls are looked for in the output when there are any
+    shown        tools that the model is told of
+    tools        that it may call: calls are looked for in the output when there are any
     is_required  the output is nothing but calls
     name         of the one function to call
     is_parallel  several calls in one answer are fine
     """
 
+    shown: Sequence[Tool] = ()
     tools: Sequence[Tool] = ()
     is_required: bool = False
     name: str | None = None
     is_parallel: bool = True
 
-    def grammar(self, card: ModelCard, start_after: tuple[int, ...]) -> Grammar | None:
-        """What makes the output a call; None: the model may choose."""
-        if not self.is_required:
-            return None
-        return required_calls(
-            card.tool_parser, self.tools, name=self.name, is_parallel=self.is_parallel, start_after=start_after
+    def grammar(self, card: ModelCard, content: Grammar | None) -> Grammar | None:
+        """What holds the output to whole calls of the tools, or to `content` where none is made; None: nothing to hold.
+
+        Text beside calls is free. A call that must be made counts more than the format of an answer not given.
+        """
+        is_held = not self.is_parallel or any(tool["function"].get("strict") for tool in self.tools)
+        if not self.tools or not (self.is_required or is_held or content is not None):
+            return content
+        return calls_grammar(
+            card.tool_parser,
+            self.tools,
+            name=self.name,
+            is_parallel=self.is_parallel,
+            otherwise=None if self.is_required else content or "text",
         )
 
 
-def tool_use(body: ChatRequest, card: ModelCard, max_tools: int) -> ToolUse:
-    """BadRequestError names the tool, and the field of it, that is wrong."""
+def tool_use(body: ChatRequest, card: ModelCard, max_tools: int, *, can_forbid: bool) -> ToolUse:
+    """BadRequestError names the tool, and the field of it, that is wrong.
+
+    can_forbid  the model can be kept from calls while it is told of tools, so that with tool_choice 'none' the prompt,
+                and with it the cached prefix, is the same as before
+    """
     tools = body.tools or []
     _check_tools(tools, max_tools)
     mode, name = _choice(body.tool_choice, tools)
     if mode == "none" or not tools:
-        return ToolUse()
+        return ToolUse(tools if can_forbid else ())
     if card.tool_parser is None:
         raise CapabilityError(
             f"tools cannot be served: how model {card.name!r} writes calls is not known; start it with "
@@ -58,7 +72,7 @@ def tool_use(body: ChatRequest, card: ModelCard, max_tools: int) -> ToolUse:
             param="tools",
         )
     is_parallel = body.parallel_tool_calls is not False
-    return ToolUse(tools, is_required=mode == "required", name=name, is_parallel=is_parallel)
+    return ToolUse(tools, tools, is_required=mode == "required", name=name, is_parallel=is_parallel)
 
 
 def _check_tools(tools: Sequence[Any], max_tools: int) -> None:

@@ -21,8 +21,8 @@ def normalise_messages(messages: Any) -> list[Message]:
 
     Text parts are joined with newlines. Keys that are None are left out, except that an assistant message with tool
     calls and no content keeps `content: None`, which templates test for. The arguments of a tool call become the
-    object that templates expect; text that is no JSON object stays as it is. A tool message answers a call that the last
-    assistant message made.
+    object that templates expect; text that is no JSON object stays as it is. A tool message answers a call of the last
+    assistant message.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise BadRequestError("messages must be a list with at least one message", param="messages")

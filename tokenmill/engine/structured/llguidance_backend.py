@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from tokenmill.core.errors import BadRequestError
+from tokenmill.core.errors import BadRequestError, CapabilityError
 from tokenmill.core.grammar import Grammar, GrammarKind
 from tokenmill.engine.structured.base import GrammarLimitError, PackedMask
 from tokenmill.engine.structured.schema_check import check_schema
@@ -69,7 +70,9 @@ class LlguidanceBackend:
             case GrammarKind.EBNF:
                 return LLMatcher.grammar_from_lark(_lark(grammar))
             case GrammarKind.TOOL_CALLS:
-                writer = LarkWriter(_tool_calls(grammar), self._added_token_id, _JSON_STYLE)
+                spec = _tool_calls(grammar)
+                content = None if "content" not in spec else partial(_content_rules, Grammar(**spec["content"]))
+                writer = LarkWriter(spec, self._added_token_id, _JSON_STYLE, content)
                 return LLMatcher.grammar_from_lark(writer.write())
 
 
@@ -211,6 +214,24 @@ def _choices(grammar: Grammar) -> list[str]:
     return choices
 
 
+def _content_rules(grammar: Grammar, rule: Callable[[str], str]) -> str:
+    """An answer that is no call, as a part of larger rules."""
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return rule("%json " + json.dumps({"x-guidance": _JSON_STYLE, "type": "object"}))
+        case GrammarKind.JSON_SCHEMA:
+            schema = _enforced(_parse(grammar), grammar.param)
+            return rule("%json " + json.dumps({"x-guidance": _JSON_STYLE, **(schema if schema is not True else {})}))
+        case GrammarKind.REGEX:
+            return rule("/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", grammar.source) + "/")
+        case GrammarKind.CHOICE:
+            return rule(" | ".join(map(_literal, _choices(grammar))))
+    raise CapabilityError(
+        f"{grammar.param} beside tools cannot be enforced: give a schema, or set tool_choice to 'none'",
+        param=grammar.param,
+    )
+
+
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
@@ -254,11 +275,18 @@ def _find(schema: Any, error: str, path: str) -> str:
 
 
 def _find_function(spec: Any, error: str, path: str) -> str:
+    content = spec.get("content")
+    if content is not None and content["kind"] == GrammarKind.JSON_SCHEMA and _is_refused(content["source"]):
+        return _find(json.loads(content["source"]), error, content["param"])
     for function in spec["functions"]:
         schema = function["parameters"]
-        if LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)):
+        if _is_refused(schema):
             return _find(schema, error, f"{path}[{function['index']}].function.parameters")
     return path
+
+
+def _is_refused(schema: Any) -> bool:
+    return bool(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)))
 
 
 def _has(schema: Any, keyword: str) -> bool:

@@ -1,4 +1,4 @@
-"""Lark rules, in llguidance's dialect, for an output that is nothing but calls in a model's own markup. Torch-free.
+"""Lark rules, in llguidance's dialect, for an output of calls in a model's own markup. Torch-free.
 
 Markup that the tokenizer has as added tokens is asked for as these tokens, never as their spelling.
 """
@@ -17,20 +17,28 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _TAG_NAME = re.compile(r'[^">\n]{1,128}')
 #: Texts of markup that tokenizers have as one token each.
 _MARKS = ("｜DSML｜", "<tool_call>", "</tool_call>", "<|python_tag|>")
+#: Formats without an opening: what no text may begin with.
+_CALL_STARTS = {"llama3_json": r"{\s", "pythonic": r"\[\s"}
 _TEXT_LIMITS = ("pattern", "format", "minLength", "maxLength")
 
 
 class LarkWriter:
     """
     spec        what text/parsers/tool_choice.py wrote
+    content     writes the rules of an answer that makes no call (None: there must be one) with the given rule maker
     token_id    id of an added token, None for text that is no such token
     json_style  options of every JSON value
     """
 
     def __init__(
-        self, spec: Mapping[str, Any], token_id: Callable[[str], int | None], json_style: Mapping[str, Any]
+        self,
+        spec: Mapping[str, Any],
+        token_id: Callable[[str], int | None],
+        json_style: Mapping[str, Any],
+        content: Callable[[Callable[[str], str]], str] | None = None,
     ) -> None:
         self._spec = spec
+        self._content = content
         self._json_style = json_style
         self._rules: list[str] = []
         marks = {mark: found for mark in _MARKS if (found := token_id(mark)) is not None}
@@ -51,8 +59,25 @@ class LarkWriter:
                 f"tool_choice cannot be enforced for tool parser {self._spec['format']!r}: use tool_choice auto",
                 param="tool_choice",
             )
-        start = write()
+        opening, rest = write()
+        start = self._start(opening, rest)
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+    def _start(self, opening: str, rest: str) -> str:
+        calls = f"{self._text(opening)} {rest}"
+        if self._content is not None:
+            return f"{calls} | {self._content(self._rule)}"
+        if not self._spec["has_text"]:
+            return calls
+        parts = self._split.split(opening, maxsplit=1) if self._split is not None else [opening]
+        if len(parts) == 3:  # text holds no added tokens, so the first of them opens the calls
+            return f"{self._rule('/(?s:.*)/')} ({self._text(parts[1] + parts[2])} {rest})?"
+        if opening:
+            head, same = self._rule(f"/(?s:.*){_regex(opening)}/", "[lazy]"), _regex(opening)
+            self._rules.append(f"TEXT: /(?s:.*)/ & ~/(?s:.*){same}(?s:.*)/")
+            return f"TEXT | {head} {rest}"
+        first = _CALL_STARTS[self._spec["format"]]
+        return f"{calls} | {self._rule(rf'/([^{first}](?s:.*))?/')}"
 
     # -- pieces --
 
@@ -105,21 +130,21 @@ class LarkWriter:
 
     # -- formats --
 
-    def _hermes(self) -> str:
+    def _hermes(self) -> tuple[str, str]:
         def call(function: Mapping[str, Any]) -> str:
-            opening = self._text(f'<tool_call>\n{{"name": "{function["name"]}", "arguments": ')
+            opening = self._text(f'{{"name": "{function["name"]}", "arguments": ')
             return f"{opening} {self._arguments(function)} {self._text('}' + chr(10) + '</tool_call>')}"
 
-        return self._repeated(self._one_of(call), "\n")
+        return "<tool_call>\n", self._repeated(self._one_of(call), "\n<tool_call>\n")
 
-    def _llama3(self) -> str:
+    def _llama3(self) -> tuple[str, str]:
         def call(function: Mapping[str, Any]) -> str:
             opening = self._text(f'{{"name": "{function["name"]}", "parameters": ')
             return f"{opening} {self._arguments(function)} {self._text('}')}"
 
-        return self._repeated(self._one_of(call), "; ")
+        return "", self._repeated(self._one_of(call), "; ")
 
-    def _deepseek(self) -> str:
+    def _deepseek(self) -> tuple[str, str]:
         def parameter(name: str, schema: Any, close: str) -> str:
             tag = f'<｜DSML｜parameter name="{name}" string="{{}}">'
             texts, others = _split_by_text(schema)
@@ -134,10 +159,9 @@ class LarkWriter:
             return f"{opening} {parameters} {self._text('</｜DSML｜invoke>')}"
 
         calls = self._repeated(self._one_of(call), "\n")
-        opening, closing = "\n\n<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>"
-        return f"{self._text(opening)} {calls} {self._text(closing)}"
+        return "\n\n<｜DSML｜tool_calls>\n", f"{calls} {self._text(chr(10) + '</｜DSML｜tool_calls>')}"
 
-    def _qwen3_coder(self) -> str:
+    def _qwen3_coder(self) -> tuple[str, str]:
         def parameter(name: str, schema: Any, close: str) -> str:
             texts, others = _split_by_text(schema)
             forms = [self._string(texts, close)] if texts is not None else []
@@ -146,13 +170,13 @@ class LarkWriter:
             return self._rule(f"{self._text(f'<parameter={name}>' + chr(10))} ({' | '.join(forms)})")
 
         def call(function: Mapping[str, Any]) -> str:
-            opening = self._text(f"<tool_call>\n<function={function['name']}>\n")
+            opening = self._text(f"<function={function['name']}>\n")
             parameters = self._parameters(function, parameter, "\n</parameter>\n")
             return f"{opening} {parameters} {self._text('</function>' + chr(10) + '</tool_call>')}"
 
-        return self._repeated(self._one_of(call), "\n")
+        return "<tool_call>\n", self._repeated(self._one_of(call), "\n<tool_call>\n")
 
-    def _pythonic(self) -> str:
+    def _pythonic(self) -> tuple[str, str]:
         def call(function: Mapping[str, Any]) -> str:
             needed: list[str] = []
             optional: list[str] = []
@@ -165,7 +189,7 @@ class LarkWriter:
             arguments = f" {comma} ".join(needed) + f" {rest}" if needed else self._any_of(optional, comma)
             return f"{self._text(function['name'] + '(')} {arguments} {self._text(')')}"
 
-        return f"{self._text('[')} {self._repeated(self._one_of(call), ', ')} {self._text(']')}"
+        return "", f"{self._text('[')} {self._repeated(self._one_of(call), ', ')} {self._text(']')}"
 
     def _any_of(self, optional: list[str], comma: str) -> str:
         """Any of the arguments, in order, commas between them."""

@@ -35,6 +35,13 @@ REASONING_PARSERS = Registry(
     },
 )
 _OFF = "none"
+#: Without this text, which most of its tokenizers have as one token, a format has no calls.
+_CALL_MARKS = {
+    "deepseek_v4": "｜DSML｜",
+    "hermes": "<tool_call>",
+    "qwen": "<tool_call>",
+    "qwen3_coder": "<tool_call>",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,11 @@ def build_parser(
         return calls or PlainParser()
     reasoning = REASONING_PARSERS.load(names.reasoning)(starts_in_reasoning, has_tools=has_tools)
     return reasoning if calls is None else ChainedParser(reasoning, calls)
+
+
+def call_mark(tool_parser: str | None) -> str | None:
+    """Text that every call of a format holds; None: there is none, or it is not known."""
+    return _CALL_MARKS.get(tool_parser or "")
 
 
 def starts_in_reasoning(prompt: str, open_tag: str = "<think>") -> bool:

@@ -1,4 +1,4 @@
-"""`tool_choice` required or by name: the grammar, as text, of an output that is nothing but calls. Pure.
+"""Grammars, as text, of outputs that make calls: nothing but calls, calls behind text, calls or another answer. Pure.
 
 The worker turns it into the model's own markup (engine/structured/tool_calls.py).
 """
@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tokenmill.core.errors import BadRequestError, CapabilityError
 from tokenmill.core.grammar import Grammar, GrammarKind
 
 
-def required_calls(
+def calls_grammar(
     tool_parser: str | None,
     tools: Sequence[Mapping[str, Any]],
     *,
     name: str | None = None,
     is_parallel: bool = True,
     start_after: tuple[int, ...] = (),
+    otherwise: Literal["text"] | Grammar | None = None,
 ) -> Grammar:
     """
     tool_parser   name of the model's format (registry.ParserNames.tools)
@@ -27,6 +28,7 @@ def required_calls(
     name          the one function to call, once; None: any of them
     is_parallel   several calls in one answer are fine
     start_after   as in Grammar: ids of the end of thinking where the answer begins inside it
+    otherwise     None: there must be a call; "text": calls may follow any text; a grammar: calls, or an answer under it
     """
     if tool_parser is None:
         raise CapabilityError(
@@ -39,7 +41,14 @@ def required_calls(
         known = ", ".join(str(function["name"]) for function in functions) or "(none)"
         raise BadRequestError(f"tool_choice names {name!r}: possible are {known}", param="tool_choice")
     max_calls = 1 if name is not None or not is_parallel else None
-    source = {"format": tool_parser, "functions": chosen, "max_calls": max_calls}
+    source: dict[str, Any] = {
+        "format": tool_parser,
+        "functions": chosen,
+        "max_calls": max_calls,
+        "has_text": otherwise == "text",
+    }
+    if isinstance(otherwise, Grammar):
+        source["content"] = {"kind": otherwise.kind, "source": otherwise.source, "param": otherwise.param}
     return Grammar(kind=GrammarKind.TOOL_CALLS, source=json.dumps(source), start_after=start_after, param="tools")
 
 
