@@ -33,7 +33,7 @@ def test_plain() -> None:
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 9,
-        "chat_template_kwargs": {"enable_thinking": False, "thinking": False},
+        "thinking": False,
     }
 
 
@@ -108,16 +108,16 @@ def test_the_other_fields() -> None:
         service_tier="auto",
     )
     assert told["stop"] == ["END"] and told["top_k"] == 5 and told["user"] == "u" and told["seed"] == 3
-    assert told["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True}
+    assert told["thinking"] is True
     assert told["reasoning_effort"] == "high" and told["stream"] is True
     schema = {"name": "output", "strict": True, "schema": {"type": "object"}}
     assert told["response_format"] == {"type": "json_schema", "json_schema": schema}
     assert "service_tier" not in told
 
 
-def test_template_variables_of_the_client_win() -> None:
-    told = chat(chat_template_kwargs={"enable_thinking": True, "x": 1})
-    assert told["chat_template_kwargs"] == {"enable_thinking": True, "thinking": False, "x": 1}
+def test_template_variables_of_the_client() -> None:
+    told = chat(chat_template_kwargs={"x": 1})
+    assert told["chat_template_kwargs"] == {"x": 1} and told["thinking"] is False
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
@@ -21,6 +21,7 @@ from tokenmill.api.context import ApiContext
 from tokenmill.api.errors import json_response
 from tokenmill.api.generation import ChoiceDelta, Generation, merge
 from tokenmill.api.reading import Reading
+from tokenmill.api.retell import Paths, retelling
 from tokenmill.api.sse import send_events
 from tokenmill.core.errors import DeadlineError, TokenmillError
 from tokenmill.core.request import Request
@@ -64,6 +65,7 @@ class Job:
     deadline_s  on the event loop's clock
     writer      of its answer
     reading     how text becomes events; None: there are none
+    paths       how the client calls the fields that errors name, where it sent no chat request itself
     """
 
     requests: Sequence[Request]
@@ -71,6 +73,7 @@ class Job:
     deadline_s: float
     writer: Callable[[Generation], AnswerWriter]
     reading: Reading | None = None
+    paths: Paths = field(default_factory=dict)
 
     def generation(self, context: ApiContext) -> Generation:
         return Generation(
@@ -80,7 +83,8 @@ class Job:
 
 async def whole_answer(job: Job, context: ApiContext, http: HttpRequest) -> Response:
     """The answer in one piece; when the client leaves before, the generation is aborted."""
-    return json_response(await unless_gone(http.receive, _collect(job, context)))
+    with retelling(job.paths):
+        return json_response(await unless_gone(http.receive, _collect(job, context)))
 
 
 async def _collect(job: Job, context: ApiContext) -> dict[str, Any]:
@@ -131,10 +135,11 @@ class StreamedAnswer(Response):
         """Bytes to send; a sign of life when nothing came for a while."""
         loop, keep_alive_s = asyncio.get_running_loop(), self._context.config.keep_alive_s
         last_sent_s = loop.time()
-        while (deltas := await _next(generation, last_sent_s + keep_alive_s, self._job.deadline_s)) != []:
-            data = writer.keep_alive if deltas is None else writer.news(deltas)
-            if data:
-                yield data
-                last_sent_s = loop.time()
+        with retelling(self._job.paths):
+            while (deltas := await _next(generation, last_sent_s + keep_alive_s, self._job.deadline_s)) != []:
+                data = writer.keep_alive if deltas is None else writer.news(deltas)
+                if data:
+                    yield data
+                    last_sent_s = loop.time()
         if data := writer.finish():
             yield data

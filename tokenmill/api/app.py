@@ -15,6 +15,8 @@ from starlette.responses import Response
 
 import tokenmill
 from tokenmill.api import generate_routes, info_routes, token_routes
+from tokenmill.api.anthropic import routes as messages
+from tokenmill.api.anthropic.types import CountTokensRequest, MessagesRequest
 from tokenmill.api.config import ApiConfig
 from tokenmill.api.context import ApiContext, Lifecycle
 from tokenmill.api.door import Door
@@ -24,6 +26,9 @@ from tokenmill.api.model_service import ModelServices
 from tokenmill.api.openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tokenmill.api.ports import DispatcherPort
 from tokenmill.api.request_metrics import RequestMetrics
+from tokenmill.api.responses import routes as responses
+from tokenmill.api.responses.store import ResponseStore
+from tokenmill.api.responses.types import ResponsesRequest
 from tokenmill.core.clock import Clock, SystemClock
 from tokenmill.core.errors import BadRequestError
 from tokenmill.cost.rates import DeviceRate
@@ -33,12 +38,16 @@ Handler = Callable[[HttpRequest, ApiContext], Awaitable[Response]]
 _POST: dict[str, tuple[Handler, type[BaseModel]]] = {
     "/v1/chat/completions": (generate_routes.chat_completions, ChatRequest),
     "/v1/completions": (generate_routes.completions, CompletionRequest),
+    "/v1/responses": (responses.create_response, ResponsesRequest),
+    "/v1/messages": (messages.create_message, MessagesRequest),
+    "/v1/messages/count_tokens": (messages.count_tokens, CountTokensRequest),
     "/tokenize": (token_routes.tokenize, TokenizeRequest),
     "/detokenize": (token_routes.detokenize, DetokenizeRequest),
 }
 _GET: dict[str, Handler] = {
     "/v1/models": info_routes.list_models,
     "/v1/models/{model_id:path}": info_routes.get_model,
+    "/v1/responses/{response_id}": responses.get_response,
     "/health": info_routes.health,
     "/live": info_routes.live,
     "/ready": info_routes.ready,
@@ -66,6 +75,7 @@ def create_app(
         clock=clock or SystemClock(),
         lifecycle=lifecycle or Lifecycle(),
         rng=rng or random.SystemRandom(),
+        responses=ResponseStore(config.responses.max_bytes, config.responses.ttl_s),
     )
     context.metrics.registry.register(FleetCollector(dispatcher, context.clock, rate))
     app = FastAPI(
@@ -81,6 +91,7 @@ def create_app(
         _add(app, path, handler, context, "POST", openapi_extra=_body_schema(body))
     for path, handler in _GET.items():
         _add(app, path, handler, context, "GET")
+    _add(app, "/v1/responses/{response_id}", responses.delete_response, context, "DELETE")
     key = None if config.api_key is None else config.api_key.get_secret_value()
     app.add_middleware(Door, api_key=key, on_error=context.metrics.count_error)
     app.add_exception_handler(HTTPException, _http_exception)

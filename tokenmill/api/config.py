@@ -32,6 +32,16 @@ class LimitsConfig(FrozenConfig):
     max_tools: int = Field(default=512, ge=1)
 
 
+class ResponsesConfig(FrozenConfig):
+    """
+    max_bytes  JSON of all responses that are kept; the longest unused are forgotten first; 0: none is kept
+    ttl_s      a response that was not used for so long is forgotten
+    """
+
+    max_bytes: int = Field(default=64 * 2**20, ge=0)
+    ttl_s: float = Field(default=3600.0, gt=0)
+
+
 class ApiConfig(FrozenConfig):
     """
     host, port            where to listen; port 0 takes a free one and the ready line tells which
@@ -39,6 +49,7 @@ class ApiConfig(FrozenConfig):
     model_aliases         further names of a served model: alias -> name on its card
     chat_template         file with a Jinja template that replaces the one of every served tokenizer
     limits                see LimitsConfig
+    responses             what /v1/responses keeps, see ResponsesConfig
     stream_interval       output tokens per streamed chunk; the first and the last are never delayed
     keep_alive_s          silence on a stream after which a comment line is sent
     long_prompt_chars     prompts longer than this are encoded in a thread, so that streams are not held up
@@ -53,6 +64,7 @@ class ApiConfig(FrozenConfig):
     model_aliases: dict[str, str] = Field(default_factory=dict)
     chat_template: str | None = None
     limits: LimitsConfig = LimitsConfig()
+    responses: ResponsesConfig = ResponsesConfig()
     stream_interval: int = Field(default=1, ge=1)
     keep_alive_s: float = Field(default=15.0, gt=0)
     long_prompt_chars: int = Field(default=8192, ge=0)

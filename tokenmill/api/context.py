@@ -11,6 +11,7 @@ from tokenmill.api.config import ApiConfig
 from tokenmill.api.model_service import ModelServices
 from tokenmill.api.ports import DispatcherPort
 from tokenmill.api.request_metrics import RequestMetrics
+from tokenmill.api.responses.store import ResponseStore
 from tokenmill.core.clock import Clock
 from tokenmill.core.errors import UnavailableError
 
@@ -42,7 +43,10 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """`rng` draws the seeds of requests that bring none."""
+    """
+    rng        draws the seeds of requests that bring none
+    responses  what /v1/responses can go on from
+    """
 
     dispatcher: DispatcherPort
     config: ApiConfig
@@ -51,6 +55,7 @@ class ApiContext:
     clock: Clock
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     rng: random.Random = field(default_factory=random.SystemRandom)
+    responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0.0))
 
     def draw_seed(self) -> int:
         return self.rng.randrange(_MAX_SEED)

@@ -10,17 +10,21 @@ import logging
 import re
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokenmill.api.anthropic.errors import error_body as messages_error_body
+from tokenmill.api.anthropic.errors import is_messages_path
 from tokenmill.api.body import ClientGoneError
-from tokenmill.api.errors import AuthenticationError, error_response
+from tokenmill.api.errors import AuthenticationError, error_body, error_response
 from tokenmill.core.errors import InternalError, TokenmillError
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "x-request-id"
+ANTHROPIC_KEY_HEADER = "x-api-key"
 #: Probes and scrapers carry no key.
 _OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/version", "/metrics"})
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -61,14 +65,22 @@ class Door:
                 raise
             typed = _typed(error, request_id)
             self._on_error(typed.code)
-            await error_response(typed)(scope, receive, send_with_id)
+            await error_response(typed, _body(typed, scope["path"], request_id))(scope, receive, send_with_id)
 
     def _check_key(self, path: str, headers: Headers) -> None:
         if self._api_key is None or path in _OPEN_PATHS:
             return
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self._api_key):
-            raise AuthenticationError("the API key is missing or wrong: send 'authorization: Bearer KEY'")
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = (bearer if scheme.lower() == "bearer" else "", headers.get(ANTHROPIC_KEY_HEADER, ""))
+        if not any(hmac.compare_digest(key.strip().encode(), self._api_key) for key in given):
+            raise AuthenticationError(
+                f"the API key is missing or wrong: send 'authorization: Bearer KEY' or '{ANTHROPIC_KEY_HEADER}: KEY'"
+            )
+
+
+def _body(error: TokenmillError, path: str, request_id: str) -> dict[str, Any]:
+    """The error in the words of the API that the client speaks."""
+    return messages_error_body(error, request_id) if is_messages_path(path) else error_body(error)
 
 
 def _request_id(headers: Headers) -> str:

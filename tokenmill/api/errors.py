@@ -26,7 +26,9 @@ from tokenmill.core.errors import BadRequestError, TokenmillError
 RETRY_AFTER_S = 1
 
 #: Fields whose values are people's text: never repeated in an error or a log.
-_PRIVATE_FIELDS = frozenset({"prompt", "messages", "suffix", "input", "tools", "user"})
+_PRIVATE_FIELDS = frozenset(
+    {"prompt", "messages", "suffix", "input", "instructions", "system", "metadata", "tools", "user"}
+)
 _MAX_QUOTED_CHARS = 60
 
 encode_json = msgspec.json.Encoder().encode
@@ -71,13 +73,14 @@ def error_body(error: TokenmillError) -> dict[str, Any]:
     return {"error": error.to_dict()}
 
 
-def error_response(error: TokenmillError) -> Response:
+def error_response(error: TokenmillError, body: dict[str, Any] | None = None) -> Response:
+    """`body`: the error as another API words it."""
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
     if error.status == 413:  # the unread rest of the body would be taken for the next request
         headers["connection"] = "close"
     if error.retryable:
         headers["retry-after"] = str(RETRY_AFTER_S)
-    return Response(encode_json(error_body(error)), error.status, headers, "application/json")
+    return Response(encode_json(body or error_body(error)), error.status, headers, "application/json")
 
 
 def json_response(body: Any, status: int = 200) -> Response:

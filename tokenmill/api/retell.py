@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
+from tokenmill.api.errors import from_validation
+from tokenmill.api.openai_types import ChatRequest
 from tokenmill.core.errors import TokenmillError
 
 #: Path in the chat request -> path in the body that it was made of; the longest one that fits counts.
@@ -30,6 +34,14 @@ def retelling(paths: Paths) -> Iterator[None]:
     except TokenmillError as error:
         retell(error, paths)
         raise
+
+
+def as_chat_request(chat: ChatBody) -> ChatRequest:
+    """Validated like one that a client sent."""
+    try:
+        return ChatRequest.model_validate(chat.fields)
+    except ValidationError as error:
+        raise from_validation(error) from None
 
 
 def retell(error: TokenmillError, paths: Paths) -> None:

@@ -16,7 +16,7 @@ from tokenmill.core.errors import CapabilityError
 #: Fields of a chat request that Anthropic does not have and that a client may send all the same.
 _EXTRA = (GenerationFields.model_fields.keys() | TemplateFields.model_fields.keys()) - {
     *("model", "stream", "stream_options", "max_tokens", "stop", "n", "logprobs", "prompt_logprobs"),
-    *("return_token_ids", "user", "continue_final_message", "add_generation_prompt"),
+    *("return_token_ids", "user", "continue_final_message", "add_generation_prompt", "tools", "response_format"),
 }
 _SAME_NAME = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
 _PATHS = {
@@ -26,7 +26,6 @@ _PATHS = {
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
     "tool_choice.function": "tool_choice",
-    "chat_template_kwargs": "thinking",
     "continue_final_message": "messages",
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -47,19 +46,15 @@ def to_chat(body: CountTokensRequest) -> ChatBody:
 
 
 def _prompt_fields(body: CountTokensRequest) -> dict[str, Any]:
-    fields: dict[str, Any] = {} if body.model is None else {"model": body.model}
-    is_thinking = body.thinking is not None and body.thinking.type != "disabled"
+    fields: dict[str, Any] = {"thinking": body.thinking is not None and body.thinking.type != "disabled"}
+    if body.model is not None:
+        fields["model"] = body.model
     config = body.output_config
     if config is not None and config.effort is not None:
         fields["reasoning_effort"] = config.effort
     text_format = (config and config.format) or body.output_format
     if text_format:
         fields["response_format"] = _response_format(text_format)
-    given = (body.model_extra or {}).get("chat_template_kwargs")
-    if given is None or isinstance(given, dict):  # the two names in use for one switch
-        fields["chat_template_kwargs"] = {"enable_thinking": is_thinking, "thinking": is_thinking} | (given or {})
-    else:
-        fields["chat_template_kwargs"] = given
     return fields
 
 
@@ -75,7 +70,6 @@ def _response_format(text_format: dict[str, Any]) -> dict[str, Any]:
 
 def _sampling_fields(body: MessagesRequest) -> dict[str, Any]:
     extra = {key: value for key, value in (body.model_extra or {}).items() if key in _EXTRA}
-    extra.pop("chat_template_kwargs", None)
     fields = extra | {key: value for key in _SAME_NAME if (value := getattr(body, key)) is not None}
     if body.stop_sequences:
         fields["stop"] = body.stop_sequences

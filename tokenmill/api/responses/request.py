@@ -20,7 +20,10 @@ LOGPROBS = "message.output_text.logprobs"
 _EXTRA = {
     *(GenerationFields.model_fields.keys() | TemplateFields.model_fields.keys()),
     *("prediction", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-} - {"model", "stream", "stream_options", "max_tokens", "n", "prompt_logprobs", "return_token_ids"}
+} - {
+    *("model", "stream", "stream_options", "max_tokens", "n", "prompt_logprobs", "return_token_ids"),
+    *("response_format", "tools", "reasoning_effort"),
+}
 _SAME_NAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
 _PATHS = {
     "messages": "input",
