@@ -6,9 +6,7 @@ Not responsible for: which requests are sent (api/batch).
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from tokenmill.api.batch.files import BatchOutput
 from tokenmill.api.batch.lines import read_requests
 from tokenmill.api.batch.run import BatchSummary, run_batch
 from tokenmill.cli.launch import fetch_models
-from tokenmill.core.errors import ConfigError, InternalError
+from tokenmill.core.errors import ConfigError
 from tokenmill.cost.rates import resolve_rate
 from tokenmill.models.fetch_wheel import Progress
 from tokenmill.operations.addresses import frontend_endpoint
@@ -31,6 +29,7 @@ from tokenmill.recipes.config import DeploymentConfig
 from tokenmill.recipes.resolve import resolve
 
 _POLL_S = 0.02
+_WATCH_S = 0.2
 
 
 class OfflineServer:
@@ -56,46 +55,49 @@ class OfflineServer:
         self._engine = build_engine(args)
 
     async def run_batch(
-        self,
-        lines: Iterable[bytes],
-        output: BatchOutput,
-        concurrency: int | None,
-        on_progress: Callable[[int, int], None],
+        self, lines: Iterable[bytes], output: BatchOutput, concurrency: int | None, on_done: Callable[[], None]
     ) -> BatchSummary:
         """
         concurrency  requests in flight; None: enough to fill every step
-        on_progress  (lines done, all lines)
+        on_done      called after each line
         """
-        api, all_lines = self._config.api.model_copy(update={"api_key": None}), list(lines)
-        num_lines, num_done = sum(1 for line in all_lines if line.strip()), 0
-
-        def count() -> None:
-            nonlocal num_done
-            num_done += 1
-            on_progress(num_done, num_lines)
-
         run_dir = make_run_dir()
         try:
-            async with Dispatcher(
-                frontend_endpoint(run_dir),
-                self._config.operations,
-                rate=self._rate,
-                expected={WORKER_ID: self._model},
-            ) as dispatcher:
-                with InProcessWorker(
-                    self._engine, run_dir, self._config.operations, started_s=process_started_s()
-                ) as worker:
+            async with self._dispatcher(run_dir) as dispatcher:
+                operations = self._config.operations
+                with InProcessWorker(self._engine, run_dir, operations, started_s=process_started_s()) as worker:
                     await _until_ready(dispatcher, worker)
-                    app = create_app(dispatcher, api, rate=self._rate)
-                    return await _unless_failed(
-                        run_batch(
-                            app,
-                            read_requests(all_lines, api.limits.max_body_bytes),
-                            output,
-                            num_in_flight=concurrency or 2 * self._engine.card.max_num_seqs,
-                            on_done=count,
-                        ),
-                        worker,
+                    api = self._config.api.model_copy(update={"api_key": None})
+                    batch = run_batch(
+                        create_app(dispatcher, api, rate=self._rate),
+                        read_requests(lines, api.limits.max_body_bytes),
+                        output,
+                        num_in_flight=concurrency or 2 * self._engine.card.max_num_seqs,
+                        on_done=on_done,
                     )
+                    return await _unless_failed(batch, worker)
         finally:
             remove_run_dir(run_dir)
+
+    def _dispatcher(self, run_dir: Path) -> Dispatcher:
+        expected = {WORKER_ID: self._model}
+        return Dispatcher(frontend_endpoint(run_dir), self._config.operations, rate=self._rate, expected=expected)
+
+
+async def _until_ready(dispatcher: Dispatcher, worker: InProcessWorker) -> None:
+    while not dispatcher.cards():
+        worker.check()
+        await asyncio.sleep(_POLL_S)
+
+
+async def _unless_failed(batch: Coroutine[Any, Any, BatchSummary], worker: InProcessWorker) -> BatchSummary:
+    """Nobody restarts this engine: when it fails, so does the batch, which can be run again from there."""
+    task = asyncio.ensure_future(batch)
+    try:
+        while not task.done():
+            await asyncio.wait((task,), timeout=_WATCH_S)
+            worker.check()
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

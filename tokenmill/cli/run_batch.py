@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ def add_to(app: typer.Typer) -> None:
 
 def run_batch(
     model: str | None = typer.Argument(
-        None, metavar="[MODEL|RECIPE]", help="Alias, path, hf:organisation/name or recipe; default: what the file names."
+        None,
+        metavar="[MODEL|RECIPE]",
+        help="Alias, path, hf:organisation/name or recipe; default: what the file names.",
     ),
     input_file: Path = typer.Option(..., "--input-file", "-i", help="Requests, one JSON object per line."),
-    output_file: Path = typer.Option(..., "--output-file", "-o", help="Answers; what it holds already is not done again."),
+    output_file: Path = typer.Option(..., "--output-file", "-o", help="Answers; those it holds already are kept."),
     *,
     concurrency: int | None = typer.Option(None, min=1, help="Requests in flight; default: twice max_num_seqs."),
     sets: list[str] = typer.Option([], "--set", metavar="PATH=VALUE", help="Change any setting."),
@@ -35,24 +39,37 @@ def run_batch(
     import os
     from dataclasses import asdict
 
-    from tokenmill.api.batch.files import BatchOutput, first_model, open_input
+    from tokenmill.api.batch.files import BatchOutput, open_input
     from tokenmill.cli.offline import OfflineServer
+    from tokenmill.core.errors import BadRequestError
     from tokenmill.recipes.load import load_deployment
 
-    with open_input(input_file) as lines:
-        named = model or first_model(lines)
-    config = load_deployment([named], flags=_named(flags, model, named), sets=sets, environ=os.environ)
-    output = BatchOutput(output_file, input_file)
-    try:
+    num_lines, named = _look_at(input_file)
+    source = model or named
+    if source is None:
+        raise BadRequestError(f"no request in {input_file} names a model: give one, e.g. tokenmill run-batch smollm2 …")
+    config = load_deployment([source], flags=_named(flags, model, source), sets=sets, environ=os.environ)
+    with closing(BatchOutput(output_file, input_file)) as output:
         with download_progress() as progress:
             server = OfflineServer(config, progress)
-        with open_input(input_file) as lines, count_progress("answering") as count:
-            summary = asyncio.run(server.run_batch(lines, output, concurrency, count))
-    finally:
-        output.close()
+        with open_input(input_file) as lines, count_progress("answering") as show:
+            done = itertools.count(1)
+            summary = asyncio.run(server.run_batch(lines, output, concurrency, lambda: show(next(done), num_lines)))
     note(_describe(summary))
     if as_json:
         print_json(asdict(summary))
+
+
+def _look_at(input_file: Path) -> tuple[int, str | None]:
+    """How many lines there are, and the model that the first request asks for."""
+    from tokenmill.api.batch.files import open_input
+    from tokenmill.api.batch.lines import first_model
+    from tokenmill.api.config import LimitsConfig
+
+    with open_input(input_file) as lines:
+        named = first_model(lines, LimitsConfig().max_body_bytes)
+        lines.seek(0)
+        return sum(1 for line in lines if line.strip()), named
 
 
 def _named(flags: dict[str, Any], model: str | None, named: str) -> dict[str, Any]:
