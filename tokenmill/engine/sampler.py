@@ -47,7 +47,7 @@ class SampledRow:
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledRow]:
     """Draw one token per row. logits [R, V] float32 (may be changed in place)."""
-    is_finite = torch.isfinite(logits).all(dim=-1).tolist()
+    is_finite = torch.isfinite(logits.sum(dim=-1)).tolist()  # NaN and infinity survive a sum
     logprobs = _raw_logprobs(logits, rows)
     for r, row in enumerate(rows):
         if is_finite[r]:
