@@ -164,3 +164,24 @@ def test_usage() -> None:
         "total_tokens": 14,
         "cost": {"usd": 0.1},
     }
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.booleans())
+def test_logprobs_are_those_of_all_tokens_however_cut(sizes: list[int], has_reasoning: bool) -> None:
+    """Rows may come before, with and after the text they belong to."""
+    rows = [{"token": str(i)} for i in range(sum(sizes) + 2)]
+    state, streamed, at = machine(), [], 0
+    list(state.begin())
+    if has_reasoning:
+        list(state.feed([ReasoningDelta("hm")], rows[:1]))
+        at = 1
+    for size in sizes:
+        events: list[Event] = [ContentDelta("x")] if size else []
+        for event in state.feed(events, rows[at : at + size]):
+            streamed += event["logprobs"] if event["type"] == "response.output_text.delta" else []
+        at += size
+    ended = list(state.end(FinishReason.STOP, USAGE))
+    if any(sizes):
+        (text,) = [event for event in ended if event["type"] == "response.output_text.done"]
+        assert text["logprobs"] == rows[:at] == state.body["output"][-1]["content"][0]["logprobs"]
+        assert streamed == rows[: len(streamed)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tokenmill.api.errors import encode_json
@@ -16,6 +17,7 @@ from tokenmill.api.sse import KEEP_ALIVE
 from tokenmill.api.usage import full_usage
 from tokenmill.core.errors import TokenmillError
 from tokenmill.cost.ledger import Ledger
+from tokenmill.text.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallArgumentsDelta
 
 Json = dict[str, Any]
 
@@ -47,7 +49,8 @@ class NamedEventWriter(ABC):
         for delta in deltas:
             self._pending.append(delta)
             if self._is_due(delta):
-                self._last = merge(self._pending)
+                merged = merge(self._pending)
+                self._last = replace(merged, events=coalesce(merged.events))
                 self._pending.clear()
                 data += _bytes(self._feed(self._last))
         return data
@@ -87,6 +90,22 @@ class NamedEventWriter(ABC):
 
     @abstractmethod
     def _fail(self, error: TokenmillError) -> Iterator[Json]: ...
+
+
+def coalesce(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The same events, with texts that follow each other joined."""
+    result: list[Event] = []
+    for event in events:
+        match result[-1] if result else None, event:
+            case (ContentDelta(a), ContentDelta(b)):
+                result[-1] = ContentDelta(a + b)
+            case (ReasoningDelta(a), ReasoningDelta(b)):
+                result[-1] = ReasoningDelta(a + b)
+            case (ToolCallArgumentsDelta(i, a), ToolCallArgumentsDelta(j, b)) if i == j:
+                result[-1] = ToolCallArgumentsDelta(i, a + b)
+            case _:
+                result.append(event)
+    return tuple(result)
 
 
 def _bytes(events: Iterable[Json]) -> bytes:

@@ -40,22 +40,23 @@ class ResponseEvents:
         self._completed_s = completed_s
         self._num_events = 0
         self._open: Json | None = None  # the last item while it grows
-        self._has_logprobs = False
+        self._rows: list[Json] | None = None  # logprobs that have not found their text yet
 
     def begin(self) -> Iterator[Json]:
         yield self._event("response.created", response=self._snapshot())
         yield self._event("response.in_progress", response=self._snapshot())
 
     def feed(self, events: Sequence[Event], logprobs: Sequence[Json] | None = None) -> Iterator[Json]:
-        """`logprobs`: of the tokens behind `events`, where asked for; they go with the text."""
-        rows = list(logprobs) if logprobs is not None else None
+        """`logprobs`: of the tokens behind `events`, where asked for; a message has those of all tokens before its end,
+        of reasoning and calls too, as in a chat answer."""
+        if logprobs is not None:
+            self._rows = [*(self._rows or ()), *logprobs]
         for event in events:
             match event:
                 case ContentDelta(text):
-                    yield from self._text("message", "output_text", text, rows)
-                    rows = [] if rows is not None else None
+                    yield from self._text("message", "output_text", text)
                 case ReasoningDelta(text):
-                    yield from self._text("reasoning", "reasoning_text", text, None)
+                    yield from self._text("reasoning", "reasoning_text", text)
                 case ToolCallStart(_, call_id, name):
                     yield from self._close("completed")
                     call = {"call_id": call_id, "name": name, "arguments": ""}
@@ -69,6 +70,8 @@ class ResponseEvents:
 
     def end(self, reason: FinishReason, usage: Json) -> Iterator[Json]:
         is_whole = reason is not FinishReason.LENGTH
+        if self._open is not None and self._open["type"] == "message":
+            self._open["content"][0]["logprobs"].extend(self._take_rows())
         yield from self._close("completed" if is_whole and not self._is_in_call() else "incomplete")
         self.body |= {"status": "completed", "completed_at": self._completed_s(), "usage": usage}
         if is_whole:
@@ -88,20 +91,24 @@ class ResponseEvents:
 
     # -- items --
 
-    def _text(self, item_type: str, part_type: str, text: str, rows: list[Json] | None) -> Iterator[Json]:
+    def _text(self, item_type: str, part_type: str, text: str) -> Iterator[Json]:
         if self._open is None or self._open["type"] != item_type:
             yield from self._close("completed")
-            yield from self._open_text(item_type, part_type, has_logprobs=rows is not None)
+            yield from self._open_text(item_type, part_type)
         assert self._open is not None, "just opened"
         part = self._open["content"][0]
         part["text"] += text
         more: Json = {}
         if part_type == "output_text":
-            part["logprobs"].extend(rows or ())
-            more = {"logprobs": rows or []}
+            more["logprobs"] = self._take_rows()
+            part["logprobs"].extend(more["logprobs"])
         yield self._part_event(f"{_TEXT_STEMS[part_type]}.delta", delta=text, **more)
 
-    def _open_text(self, item_type: str, part_type: str, *, has_logprobs: bool) -> Iterator[Json]:
+    def _take_rows(self) -> list[Json]:
+        rows, self._rows = self._rows or [], None
+        return rows
+
+    def _open_text(self, item_type: str, part_type: str) -> Iterator[Json]:
         part: Json = {"type": part_type, "text": ""}
         if item_type == "message":
             part |= {"annotations": [], "logprobs": []}
