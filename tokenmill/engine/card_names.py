@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.engine.config import EngineConfig
+from tokenmill.engine.structured.base import GRAMMAR_BACKENDS
 from tokenmill.text.chat import CHAT_ENCODINGS
 from tokenmill.text.parsers.registry import choose_parsers
 from tokenmill.text.tokenizer import read_source
@@ -20,6 +21,8 @@ def text_names(
     """
     encoding = config.chat_encoding or chat_encoding
     CHAT_ENCODINGS.load(encoding)
+    if config.grammar_backend not in GRAMMAR_BACKENDS.names():
+        GRAMMAR_BACKENDS.load(config.grammar_backend)  # says which there are
     templates = {} if tokenizer_path is None else read_source(tokenizer_path).chat_templates
     parsers = choose_parsers(
         model_name=name,

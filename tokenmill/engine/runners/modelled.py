@@ -12,7 +12,9 @@ import numpy as np
 
 from tokenmill.core.request import Request, TokenLogprob
 from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
+from tokenmill.engine.structured.base import GrammarLimitError
 from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
+from tokenmill.engine.structured.step_masks import too_costly
 
 
 def linear_step_s(fixed_s: float = 2e-3, per_token_s: float = 5e-5) -> Callable[[StepPlan], float]:
@@ -57,7 +59,10 @@ class ModelledRunner:
         if not planned.is_sampling:
             return SequenceResult(planned.request_id, (), planned.num_scheduled_tokens)
         sampling = self._requests[planned.request_id].sampling
-        next_id = self._allowed(planned.request_id, (token_ids[-1] + 1) % self._vocab_size)
+        try:
+            next_id = self._allowed(planned.request_id, (token_ids[-1] + 1) % self._vocab_size)
+        except GrammarLimitError as error:
+            return too_costly(planned, error)
         is_first = len(token_ids) == len(self._requests[planned.request_id].prompt_token_ids)
         prompt_logprobs = None
         if is_first and sampling.prompt_logprobs is not None:

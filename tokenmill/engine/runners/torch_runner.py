@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import CapabilityError
 from tokenmill.core.request import Request, TokenLogprob
 from tokenmill.core.step import BlockTable, SequencePlan, SequenceResult, StepPlan, StepResult
 from tokenmill.engine.sampler import SampledRow, SamplingRow, sample, token_logprob
 from tokenmill.engine.structured.base import GrammarLimitError
 from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
-from tokenmill.engine.structured.step_masks import MaskBuilder, PendingMasks, RowMask
+from tokenmill.engine.structured.step_masks import MaskBuilder, PendingMasks, RowMask, too_costly
 from tokenmill.models.base import Caches, Model
 from tokenmill.models.batch import ForwardBatch, GroupTable
 
@@ -127,10 +126,7 @@ class TorchRunner:
 def _result(planned: SequencePlan, state: _RunState, row: SampledRow, mask: RowMask) -> SequenceResult:
     """Keeps the drawn token, unless the row has failed."""
     if isinstance(mask, GrammarLimitError):
-        reason = f"the grammar became too costly to follow ({mask}): make it simpler"
-        return SequenceResult(
-            planned.request_id, (), planned.num_scheduled_tokens, error=reason, error_code=CapabilityError.code
-        )
+        return too_costly(planned, mask)
     if row.error is not None:
         return SequenceResult(planned.request_id, (), planned.num_scheduled_tokens, error=row.error)
     state.token_ids.append(row.token_id)

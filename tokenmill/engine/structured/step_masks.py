@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from tokenmill.core.errors import CapabilityError
+from tokenmill.core.step import SequencePlan, SequenceResult
 from tokenmill.engine.structured.base import GrammarLimitError, PackedMask
 from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
 
@@ -48,6 +50,17 @@ class PendingMasks:
     def take(self) -> list[RowMask]:
         """One per row; waits for those that are not done."""
         return [None] * self._num_rows if self._future is None else self._future.result()
+
+
+def too_costly(planned: SequencePlan, error: GrammarLimitError) -> SequenceResult:
+    """The end of a sequence whose grammar cannot be followed any further; the others go on."""
+    return SequenceResult(
+        planned.request_id,
+        (),
+        planned.num_scheduled_tokens,
+        error=f"the grammar became too costly to follow ({error}): make it simpler",
+        error_code=CapabilityError.code,
+    )
 
 
 def _mask(grammar: SequenceGrammar) -> RowMask:

@@ -139,8 +139,9 @@ class LarkWriter:
 
     def _llama3(self) -> tuple[str, str]:
         def call(function: Mapping[str, Any]) -> str:
-            opening = self._text(f'{{"name": "{function["name"]}", "parameters": ')
-            return f"{opening} {self._arguments(function)} {self._text('}')}"
+            # cut as JSON is, so that an answer in JSON beside it can be told from a call
+            pieces = ("{", '"name"', ": ", f'"{function["name"]}"', ", ", '"parameters"', ": ")
+            return f"{' '.join(map(self._text, pieces))} {self._arguments(function)} {self._text('}')}"
 
         return "", self._repeated(self._one_of(call), "; ")
 
@@ -159,7 +160,8 @@ class LarkWriter:
             return f"{opening} {parameters} {self._text('</｜DSML｜invoke>')}"
 
         calls = self._repeated(self._one_of(call), "\n")
-        return "\n\n<｜DSML｜tool_calls>\n", f"{calls} {self._text(chr(10) + '</｜DSML｜tool_calls>')}"
+        # the newline apart, as between calls: a lexer that has begun on one text does not go back for another
+        return "\n\n<｜DSML｜tool_calls>\n", f"{calls} {self._text(chr(10))} {self._text('</｜DSML｜tool_calls>')}"
 
     def _qwen3_coder(self) -> tuple[str, str]:
         def parameter(name: str, schema: Any, close: str) -> str:
