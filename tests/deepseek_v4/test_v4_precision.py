@@ -18,9 +18,11 @@ from tokenmill.models.registry import load_model
 LENGTH = 129  # before many choices could flip
 
 
-def compare(golden: Golden, dtype: str, *, deterministic: bool, **extra: str) -> tuple[float, float]:
+def compare(
+    golden: Golden, dtype: str, *, deterministic: bool, backend: str = "auto", **extra: str
+) -> tuple[float, float]:
     """(mean absolute difference of logits, share of equal argmax) against the golden's float32 logits."""
-    model = load_model(golden.path, dtype=dtype, deterministic=deterministic, extra=extra).model
+    model = load_model(golden.path, dtype=dtype, deterministic=deterministic, backend=backend, extra=extra).model
     harness = Harness(model, num_blocks=4)
     logits = harness.prefill(harness.start(), golden.ids(LENGTH))
     want = golden.reference[f"prompt_{LENGTH}.logits"]
@@ -34,8 +36,9 @@ def test_golden_on_the_plain_cpu_path(golden: Golden) -> None:
     assert difference < 1e-4 and same == 1.0
 
 
-def test_golden_in_bf16(golden: Golden) -> None:
-    difference, same = compare(golden, "bfloat16", deterministic=False)
+@pytest.mark.parametrize("backend", ["cpu", "native"])
+def test_golden_in_bf16(golden: Golden, backend: str) -> None:
+    difference, same = compare(golden, "bfloat16", deterministic=False, backend=backend)
     assert difference < 0.4 and same > 0.7, (difference, same)
 
 

@@ -115,7 +115,7 @@ class Library:
 
     def __init__(self, built: Build) -> None:
         self.built = built
-        lib = ctypes.CDLL(str(built.path))
+        self.lib = lib = ctypes.CDLL(str(built.path))
         self.start = lib.tm_start
         self.start.argtypes, self.start.restype = [c_int], c_int
         self.activate = lib.tm_activate

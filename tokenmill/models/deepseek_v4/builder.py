@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 import torch
@@ -9,15 +10,21 @@ from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError, ConfigError
 from tokenmill.kernels.select import select_kernels
+from tokenmill.models.base import Model
 from tokenmill.models.deepseek_v4.checkpoint import HubCheckpoint
 from tokenmill.models.deepseek_v4.config import DeepseekV4Config
 from tokenmill.models.deepseek_v4.groups import DEFAULT_BLOCK_SIZE, cache_formats
 from tokenmill.models.deepseek_v4.model import DeepseekV4
+from tokenmill.models.deepseek_v4.native import NativeDeepseekV4, unsupported_reason
 from tokenmill.models.deepseek_v4.weights import Weights, allocate, destinations
 from tokenmill.models.loading import check_names, is_finite
 from tokenmill.models.registry import BuiltModel, LoadOptions
 from tokenmill.models.weights import Checkpoint, listed
 
+log = logging.getLogger(__name__)
+
+#: V4 has no chat template; its hub repository holds a program that writes messages (text/encodings).
+CHAT_ENCODING = "deepseek_v4"
 EXTRA = ("kv_cache_dtype", "index_cache_dtype", "mtp")
 
 
@@ -34,9 +41,20 @@ def build(checkpoint: Checkpoint, options: LoadOptions) -> BuiltModel:
         options.extra.get("kv_cache_dtype", "auto"),
         options.extra.get("index_cache_dtype", "auto"),
     )
+    native = options.kernels.native
+    reason = unsupported_reason(config)
+    if native is not None and reason is None:
+        kernels = options.kernels.on_native()
+        weights = load_weights(hub, config, native.load_dtype, num_mtp, options.on_progress)
+        model: Model = NativeDeepseekV4(config, weights, kernels, native.library, formats, options.dtype)
+        return BuiltModel(model, DEFAULT_BLOCK_SIZE, kernels.choices, chat_encoding=CHAT_ENCODING)
+    if native is not None:
+        if native.weight_format != "bf16":
+            raise ConfigError(f"{native.weight_format} weights need the native kernels; not for this model: {reason}")
+        log.warning("torch kernels instead of the native ones: %s", reason)
     weights = load_weights(hub, config, options.dtype, num_mtp, options.on_progress)
     model = DeepseekV4(config, weights, options.kernels, formats, options.dtype)
-    return BuiltModel(model, DEFAULT_BLOCK_SIZE, chat_encoding="deepseek_v4")
+    return BuiltModel(model, DEFAULT_BLOCK_SIZE, chat_encoding=CHAT_ENCODING)
 
 
 def meta_model(config: DeepseekV4Config, *, num_mtp: int = 0) -> DeepseekV4:

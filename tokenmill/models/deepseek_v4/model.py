@@ -59,8 +59,36 @@ class _Pending:
     hca: dict[int, HcaDrafts]
 
 
-class DeepseekV4:
-    """See models/base.Model."""
+class V4Base:
+    """What every implementation of the model shares: sizes, caches, work. Not usable by itself."""
+
+    def __init__(self, config: DeepseekV4Config, weights: Weights, formats: CacheFormats, dtype: torch.dtype) -> None:
+        self.config = config
+        self.formats = formats
+        self.vocab_size = config.vocab_size
+        self.max_model_len = config.max_position_embeddings
+        self.num_parameters = count_parameters(weights)
+        self.num_mtp = len(weights.mtp)
+        self._dtype = dtype
+
+    def cache_groups(self, block_size: int) -> tuple[CacheGroup, ...]:
+        return groups.cache_groups(self.config, self.formats, block_size, self.num_mtp)
+
+    def allocate_caches(self, num_blocks: dict[str, int], block_size: int) -> Caches:
+        return cache_tensors.allocate_caches(self.config, self.formats, num_blocks, block_size, self.num_mtp)
+
+    def step_work(self, query_lens: Sequence[int], context_lens: Sequence[int]) -> Work:
+        size = float(self._dtype.itemsize)
+        stored = work.WeightBytes(experts=size, linears=size, other=size)
+        return work.step_work(self.config, self.formats, query_lens, context_lens, stored)
+
+    def _check_mtp(self) -> None:
+        if not self.num_mtp:
+            raise ConfigError("this model was loaded without MTP blocks: load a checkpoint that has them, with mtp=on")
+
+
+class DeepseekV4(V4Base):
+    """See models/base.Model. The torch implementation; with reference kernels it is the definition of the model."""
 
     def __init__(
         self,
@@ -70,13 +98,7 @@ class DeepseekV4:
         formats: CacheFormats,
         dtype: torch.dtype,
     ) -> None:
-        self.config = config
-        self.formats = formats
-        self.vocab_size = config.vocab_size
-        self.max_model_len = config.max_position_embeddings
-        self.num_parameters = count_parameters(weights)
-        self.num_mtp = len(weights.mtp)
-        self._dtype = dtype
+        super().__init__(config, weights, formats, dtype)
         self._kernels = kernels
         self._embed = weights.embed
         self._head = kernels.linear(weights.head)
@@ -93,14 +115,6 @@ class DeepseekV4:
         }
         self._mtp = [Mtp(config, mtp, kernels, formats, dtype) for mtp in weights.mtp]
         self._pending: _Pending | None = None
-
-    # -- caches --
-
-    def cache_groups(self, block_size: int) -> tuple[CacheGroup, ...]:
-        return groups.cache_groups(self.config, self.formats, block_size, self.num_mtp)
-
-    def allocate_caches(self, num_blocks: dict[str, int], block_size: int) -> Caches:
-        return cache_tensors.allocate_caches(self.config, self.formats, num_blocks, block_size, self.num_mtp)
 
     def _csa_caches(self, layer: int, caches: Caches) -> CsaCaches:
         i = self.config.layers_of(AttentionKind.CSA).index(layer)
@@ -215,8 +229,7 @@ class DeepseekV4:
         next_ids  [T] the token that follows each position
         Writes the `mtp_window` rows of the positions and returns streams; mtp_logits reads them.
         """
-        if not self._mtp:
-            raise ConfigError("this model was loaded without MTP blocks: load a checkpoint that has them, with mtp=on")
+        self._check_mtp()
         seqs = Sequences.of(batch)
         window = WindowIndex.of(batch, seqs, batch.sequence_ids(), "mtp_window", self.config.sliding_window)
         embedded = self._kernels.embedding(self._embed, next_ids)
@@ -227,10 +240,3 @@ class DeepseekV4:
     def mtp_logits(self, streams: Tensor, block: int = 0) -> Tensor:
         """MTP streams at t [R, N, C] -> logits [R, V] float32 of the token at t + 2."""
         return self.compute_logits(self._mtp[block].collapse(streams))
-
-    # -- work --
-
-    def step_work(self, query_lens: Sequence[int], context_lens: Sequence[int]) -> Work:
-        size = float(self._dtype.itemsize)
-        stored = work.WeightBytes(experts=size, linears=size, other=size)
-        return work.step_work(self.config, self.formats, query_lens, context_lens, stored)

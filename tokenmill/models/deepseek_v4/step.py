@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.kernels.rope.api import RotaryTable
-from tokenmill.kernels.rope.frequencies import plain, yarn
+from tokenmill.kernels.rope.frequencies import Rotary, plain, yarn
 from tokenmill.models.batch import ForwardBatch, GroupTable
 from tokenmill.models.deepseek_v4.config import CSA_RATIO, AttentionKind, DeepseekV4Config, kind_of_ratio
 from tokenmill.models.deepseek_v4.csa_state import CsaWindows, StateRows
@@ -42,24 +42,33 @@ class Rotation:
         return Rotation(self.cos, -self.sin)
 
 
+def sliding_rotary(config: DeepseekV4Config) -> Rotary:
+    """Of layers without compression and of the MTP block: rope_theta, plain."""
+    return plain(config.qk_rope_head_dim, config.rope_theta)
+
+
+def compress_rotary(config: DeepseekV4Config) -> Rotary:
+    """Of everything in CSA and HCA layers: compress_rope_theta under YaRN, on short contexts too."""
+    dim, theta = config.qk_rope_head_dim, config.compress_rope_theta
+    if config.yarn is None:
+        return plain(dim, theta)
+    return yarn(
+        dim,
+        theta,
+        factor=config.yarn.factor,
+        original_max_len=config.yarn.original_max_len,
+        beta_fast=config.yarn.beta_fast,
+        beta_slow=config.yarn.beta_slow,
+        magnitude=1.0,  # V4 multiplies neither cos and sin nor the scores
+    )
+
+
 class Rotaries:
-    """Sliding layers turn by rope_theta, plain; compressed layers by compress_rope_theta under YaRN, always on."""
+    """Rotation tables of both kinds of layers."""
 
     def __init__(self, config: DeepseekV4Config) -> None:
-        dim = config.qk_rope_head_dim
-        compress = plain(dim, config.compress_rope_theta)
-        if config.yarn is not None:
-            compress = yarn(
-                dim,
-                config.compress_rope_theta,
-                factor=config.yarn.factor,
-                original_max_len=config.yarn.original_max_len,
-                beta_fast=config.yarn.beta_fast,
-                beta_slow=config.yarn.beta_slow,
-                magnitude=1.0,  # V4 multiplies neither cos and sin nor the scores
-            )
-        self._sliding = RotaryTable(plain(dim, config.rope_theta))
-        self._compress = RotaryTable(compress)
+        self._sliding = RotaryTable(sliding_rotary(config))
+        self._compress = RotaryTable(compress_rotary(config))
 
     def sliding(self, positions: Tensor) -> Rotation:
         return Rotation(*self._sliding.rows(positions))

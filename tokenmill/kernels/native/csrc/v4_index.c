@@ -1,0 +1,122 @@
+/* The indexer of CSA layers: scores of visible entries, and the choice of the best, ties to the lowest entry. */
+#include "v4.h"
+#include <stdlib.h>
+
+typedef struct {
+    const v4_model *m;
+    const v4_layer *l;
+    const v4_step *s;
+} index_job;
+
+/* Queries as the stored keys want them: turned; rotated and rounded like the keys when those have few bits. */
+static void index_queries(void *arg, int64_t begin, int64_t end) {
+    const index_job *j = arg;
+    const v4_model *m = j->m;
+    const int64_t dim = m->index_dim, half = m->rope_dim / 2, rows = j->s->num_tokens;
+    uint8_t stored[m->index.row_bytes];
+    for (int64_t t = begin; t < end; t++) {
+        const float *c = m->cos + (rows + t) * half, *s = m->sin + (rows + t) * half;
+        for (int64_t h = 0; h < m->index_heads; h++) {
+            float *q = m->iq + (t * m->index_heads + h) * dim;
+            turn(q, dim, m->rope_dim, c, s, 1.0f);
+            if (m->index.dtype < ROW_FP8) continue;
+            hadamard_row(q, dim);
+            encode_row(&m->index, q, stored, 0);
+            decode_row(&m->index, stored, 0, q);
+        }
+        float scale = 1.0f / sqrtf((float)dim * (float)m->index_heads);
+        for (int64_t h = 0; h < m->index_heads; h++) m->iw[t * m->index_heads + h] *= scale;
+    }
+}
+
+/* scores[0 .. KEYS) += sum over heads of weight * relu(q . key), for N heads at a time. */
+static inline __attribute__((always_inline)) void score_heads(const float *q, const float *w, const int N, int64_t dim,
+                                                              const float *kt, f16v out[4]) {
+    f16v a[4][4];
+    for (int h = 0; h < N; h++)
+        for (int c = 0; c < 4; c++) a[h][c] = (f16v){0};
+    for (int64_t i = 0; i < dim; i++) {
+        f16v k[4];
+        for (int c = 0; c < 4; c++) k[c] = ld16(kt + i * KEYS + c * LANES);
+        for (int h = 0; h < N; h++)
+            for (int c = 0; c < 4; c++) a[h][c] += k[c] * q[h * dim + i];
+    }
+    const f16v zero = {0};
+    for (int h = 0; h < N; h++)
+        for (int c = 0; c < 4; c++) out[c] += max16(a[h][c], zero) * w[h];
+}
+
+static void score_tile(const v4_model *m, int64_t t, const float *kt, float *scores) {
+    const float *q = m->iq + t * m->index_heads * m->index_dim, *w = m->iw + t * m->index_heads;
+    f16v out[4] = {{0}, {0}, {0}, {0}};
+    int64_t h = 0;
+    for (; h + 4 <= m->index_heads; h += 4) score_heads(q + h * m->index_dim, w + h, 4, m->index_dim, kt, out);
+    for (; h < m->index_heads; h++) score_heads(q + h * m->index_dim, w + h, 1, m->index_dim, kt, out);
+    for (int c = 0; c < 4; c++) st16(scores + c * LANES, out[c]);
+}
+
+/* k-th largest of n values (1-based); `v` is reordered. */
+static float kth_largest(float *v, int64_t n, int64_t k) {
+    int64_t low = 0, high = n - 1;
+    while (low < high) {
+        float pivot = v[low + (high - low) / 2];
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (v[i] > pivot) i++;
+            while (v[j] < pivot) j--;
+            if (i <= j) {
+                float swap = v[i];
+                v[i++] = v[j];
+                v[j--] = swap;
+            }
+        }
+        if (k - 1 <= j) high = j;
+        else if (k - 1 >= i) low = i;
+        else break;
+    }
+    return v[k - 1];
+}
+
+static void choose_row(const v4_model *m, int64_t t, int64_t visible, const float *scores, float *scratch) {
+    int64_t *chosen = m->chosen + t * m->topk, n = 0;
+    if (visible <= m->topk) {
+        for (; n < visible; n++) chosen[n] = n;
+    } else {
+        memcpy(scratch, scores, visible * sizeof(float));
+        const float threshold = kth_largest(scratch, visible, m->topk);
+        int64_t room = m->topk;
+        for (int64_t i = 0; i < visible; i++) room -= scores[i] > threshold;
+        for (int64_t i = 0; i < visible; i++) {
+            if (scores[i] > threshold || (scores[i] == threshold && room-- > 0)) chosen[n++] = i;
+        }
+    }
+    m->num_chosen[t] = n;
+}
+
+static void choose_unit(const index_job *j, const int64_t *unit) {
+    const v4_model *m = j->m;
+    const int64_t first = unit[0], rows = unit[1], b = unit[2], dim = m->index_dim;
+    const int64_t most = (j->s->positions[first + rows - 1] + 1) / 4;
+    if (most <= m->topk) {
+        for (int64_t t = first; t < first + rows; t++) choose_row(m, t, (j->s->positions[t] + 1) / 4, NULL, NULL);
+        return;
+    }
+    const int64_t padded = (most + KEYS - 1) / KEYS * KEYS;
+    float *scores = malloc((rows + 1) * padded * sizeof(float)), row[dim], kt[dim * KEYS];
+    for (int64_t at = 0; at < most; at += KEYS) {
+        for (int64_t k = 0; k < KEYS; k++) {
+            if (at + k < most) decode_row(&m->index, j->l->keys, slot_of(&j->s->indexer, b, at + k, j->s->block_size / 4), row);
+            else memset(row, 0, sizeof row);
+            for (int64_t i = 0; i < dim; i++) kt[i * KEYS + k] = row[i];
+        }
+        for (int64_t r = 0; r < rows; r++) score_tile(m, first + r, kt, scores + r * padded + at);
+    }
+    for (int64_t r = 0; r < rows; r++)
+        choose_row(m, first + r, (j->s->positions[first + r] + 1) / 4, scores + r * padded, scores + rows * padded);
+    free(scores);
+}
+
+static void choose_units(void *arg, int64_t begin, int64_t end) {
+    const index_job *j = arg;
+    for (int64_t u = begin; u < end; u++) choose_unit(j, j->s->units + 3 * u);
+}

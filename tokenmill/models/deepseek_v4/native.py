@@ -1,0 +1,428 @@
+"""DeepSeek V4 on the C kernels: a whole step is one call (kernels/native/csrc/v4.c).
+
+Same weights, cache groups and cache tensors as model.DeepseekV4, which stays the definition; linear layers and
+experts are packed, everything that V4 computes in float32 stays float32.
+Not responsible for: the arithmetic (C), choosing this path (builder.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof, byref, c_void_p
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenmill.kernels.native.library import Library, WeightStruct
+from tokenmill.kernels.native.linear import Activations, NativeLinear
+from tokenmill.kernels.native.v4 import (
+    CollapseStruct,
+    ConnectionStruct,
+    LayerStruct,
+    LayoutStruct,
+    ModelStruct,
+    MtpStruct,
+    StepStruct,
+    TableStruct,
+    V4Library,
+)
+from tokenmill.kernels.select import Kernels
+from tokenmill.models.base import Caches
+from tokenmill.models.batch import ForwardBatch, GroupTable
+from tokenmill.models.deepseek_v4.config import CSA_RATIO, AttentionKind, DeepseekV4Config
+from tokenmill.models.deepseek_v4.groups import CacheFormats
+from tokenmill.models.deepseek_v4.model import Trace, V4Base
+from tokenmill.models.deepseek_v4.step import compress_rotary, sliding_rotary
+from tokenmill.models.deepseek_v4.weights import (
+    AttentionWeights,
+    BlockWeights,
+    CollapseWeights,
+    ConnectionWeights,
+    MtpWeights,
+    Weights,
+)
+
+_LANES = 16
+_UNIT_ROWS = 8  # UNIT_ROWS in v4.h
+
+
+def unsupported_reason(config: DeepseekV4Config) -> str | None:
+    """Why the C kernels cannot serve this model, or None."""
+    if config.head_dim % _LANES:
+        return f"head_dim {config.head_dim} is not a multiple of {_LANES}"
+    return None
+
+
+class NativeDeepseekV4(V4Base):
+    """See models/base.Model."""
+
+    def __init__(
+        self,
+        config: DeepseekV4Config,
+        weights: Weights,
+        kernels: Kernels,
+        library: Library,
+        formats: CacheFormats,
+        dtype: torch.dtype,
+    ) -> None:
+        """Takes the weights: each layer's plain tensors are let go as soon as they are packed."""
+        super().__init__(config, weights, formats, dtype)
+        self._library = V4Library(library)
+        self._kernels = kernels
+        self._keep: list[object] = []  # what the structures point into
+        self._max_inputs = 1
+        frequencies = [torch.tensor(rotary(config).frequencies) for rotary in (sliding_rotary, compress_rotary)]
+        self._frequencies = frequencies
+        self._embed = weights.embed.bfloat16()
+        head = kernels.head_linear(weights.head)
+        assert isinstance(head, NativeLinear)
+        self._head = head
+        self._note_inputs(head)
+        blocks, weights.blocks = weights.blocks, []
+        blocks.reverse()
+        structs: list[LayerStruct] = []
+        while blocks:
+            structs.append(self._layer_struct(blocks.pop(), config.compress_ratios[len(structs)]))
+        self._layers = (LayerStruct * len(structs))(*structs)
+        self._mtp = [self._mtp_struct(mtp) for mtp in weights.mtp]
+        self._collapse_struct = self._collapse_of(weights.collapse)
+        weights.mtp = []
+        self._model = self._model_struct()
+        self._caches: Caches | None = None
+        self._scratch_rows = 0
+        self._scratch: dict[str, Tensor] = {}
+        self._pending: tuple[ForwardBatch, StepStruct, list[object]] | None = None
+
+    # -- structures --
+
+    def _pin(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        kept = tensor.contiguous()
+        self._keep.append(kept)
+        return kept.data_ptr()
+
+    def _pack(self, weight: Tensor) -> WeightStruct:
+        linear = self._kernels.linear(weight)
+        assert isinstance(linear, NativeLinear), f"{type(linear).__name__} is not a native layer"
+        self._keep.append(linear)
+        self._note_inputs(linear)
+        return linear.struct()
+
+    def _note_inputs(self, linear: object) -> None:
+        assert isinstance(linear, NativeLinear)
+        self._max_inputs = max(self._max_inputs, linear.packed.inputs)
+
+    def _pack_all(self, weights: Tensor) -> int:
+        """[n, N, K] -> address of n packed weights."""
+        structs = (WeightStruct * len(weights))(*(self._pack(weight) for weight in weights))
+        self._keep.append(structs)
+        return addressof(structs)
+
+    def _connection(self, weights: ConnectionWeights) -> ConnectionStruct:
+        return ConnectionStruct(self._pin(weights.fn), self._pin(weights.base), self._pin(weights.scale))
+
+    def _collapse_of(self, weights: CollapseWeights) -> CollapseStruct:
+        return CollapseStruct(self._connection(weights.hc_head), self._pin(weights.norm))
+
+    def _layer_struct(self, block: BlockWeights, ratio: int) -> LayerStruct:
+        attention, moe = block.attention, block.moe
+        layer = LayerStruct(
+            ratio=ratio,
+            attn_norm=self._pin(block.attn_norm),
+            ffn_norm=self._pin(block.ffn_norm),
+            q_norm=self._pin(attention.q_norm),
+            kv_norm=self._pin(attention.kv_norm),
+            sink=self._pin(attention.sink),
+            hc_attn=self._connection(block.hc_attn),
+            hc_ffn=self._connection(block.hc_ffn),
+            qkv=self._pack(attention.qkv),
+            wq_b=self._pack(attention.wq_b),
+            wo_b=self._pack(attention.wo_b),
+            wo_a=self._grouped(attention.wo_a),
+            gate=self._pin(moe.gate),
+            bias=self._pin(moe.bias),
+            hash=self._pin(moe.table),
+            w13=self._pack_all(moe.w13),
+            w2=self._pack_all(moe.w2),
+            shared_w13=self._pack(moe.shared_w13),
+            shared_w2=self._pack(moe.shared_w2),
+        )
+        if ratio:
+            self._add_compressor(layer, attention)
+        return layer
+
+    def _grouped(self, weight: Tensor) -> int:
+        """Output projection [G, R, K]: each group's outputs lie side by side in rows of G R floats."""
+        structs = (WeightStruct * len(weight))(*(self._pack(group) for group in weight))
+        for struct in structs:
+            struct.ldo = weight.shape[0] * weight.shape[1]
+        self._keep.append(structs)
+        return addressof(structs)
+
+    def _add_compressor(self, layer: LayerStruct, attention: AttentionWeights) -> None:
+        assert attention.compressor is not None
+        layer.compress = self._pin(attention.compress)
+        layer.ape, layer.entry_norm = self._pin(attention.compressor.ape), self._pin(attention.compressor.norm)
+        if attention.index_compressor is not None:
+            assert attention.index_wq_b is not None
+            layer.index_ape = self._pin(attention.index_compressor.ape)
+            layer.index_norm = self._pin(attention.index_compressor.norm)
+            layer.index_weights = self._pin(attention.index_weights)
+            layer.index_wq_b = self._pack(attention.index_wq_b)
+
+    def _mtp_struct(self, weights: MtpWeights) -> MtpStruct:
+        return MtpStruct(
+            layer=self._layer_struct(weights.block, 0),
+            e_proj=self._pack(weights.e_proj),
+            h_proj=self._pack(weights.h_proj),
+            enorm=self._pin(weights.enorm),
+            hnorm=self._pin(weights.hnorm),
+            collapse=self._collapse_of(weights.collapse),
+        )
+
+    def _model_struct(self) -> ModelStruct:
+        c = self.config
+        return ModelStruct(
+            num_layers=c.num_hidden_layers,
+            hidden=c.hidden_size,
+            heads=c.num_attention_heads,
+            head_dim=c.head_dim,
+            rope_dim=c.qk_rope_head_dim,
+            rank=c.q_lora_rank,
+            groups=c.o_groups,
+            o_rank=c.o_lora_rank,
+            window=c.sliding_window,
+            index_heads=c.index_n_heads,
+            index_dim=c.index_head_dim,
+            topk=c.index_topk,
+            experts=c.n_routed_experts,
+            per_token=c.num_experts_per_tok,
+            inner=c.moe_intermediate_size,
+            streams=c.hc_mult,
+            iters=c.hc_sinkhorn_iters,
+            vocab=c.vocab_size,
+            eps=c.rms_norm_eps,
+            hc_eps=c.hc_eps,
+            routed_scaling=c.routed_scaling_factor,
+            limit=c.swiglu_limit,
+            kv=LayoutStruct.of(self.formats.kv),
+            index=LayoutStruct.of(self.formats.index),
+            sliding_freq=self._frequencies[0].data_ptr(),
+            compress_freq=self._frequencies[1].data_ptr(),
+            embed=self._embed.data_ptr(),
+            layers=addressof(self._layers),
+            collapse=self._collapse_struct,
+            head=self._head.struct(),
+        )
+
+    def _reserve_scratch(self, rows: int) -> None:
+        """Buffers for the largest step so far; the structure points into them."""
+        if rows <= self._scratch_rows:
+            return
+        rows = max(rows, 2 * self._scratch_rows)
+        c, n = self.config, self.config.hc_mult
+        routed = rows * c.num_experts_per_tok
+        floats = {
+            "x": rows * c.hidden_size,
+            "y": rows * c.hidden_size,
+            "post": rows * n,
+            "comb": rows * n * n,
+            "mixes": rows * (2 + n) * n,
+            "qkv": rows * (c.q_lora_rank + c.head_dim),
+            "q": rows * c.num_attention_heads * c.head_dim,
+            "mixed": rows * c.num_attention_heads * c.head_dim,
+            "z": rows * c.o_groups * c.o_lora_rank,
+            "iq": rows * c.index_n_heads * c.index_head_dim,
+            "iw": rows * c.index_n_heads,
+            "gate": rows * c.n_routed_experts,
+            "wide": rows * 2 * c.moe_intermediate_size,
+            "hidden_rows": routed * 2 * c.moe_intermediate_size,
+            "routed": routed * c.hidden_size,
+            "cos": rows * c.qk_rope_head_dim,
+            "sin": rows * c.qk_rope_head_dim,
+            "expert_weights": routed,
+            "proj": rows * self._proj_width,
+        }
+        ints = {
+            "chosen": rows * c.index_topk,
+            "num_chosen": rows,
+            "expert_ids": routed,
+            "expert_rows": routed,
+            "expert_start": c.n_routed_experts + 1,
+        }
+        self._scratch = {name: torch.empty(size) for name, size in floats.items()}
+        self._scratch |= {name: torch.empty(size, dtype=torch.int64) for name, size in ints.items()}
+        for name, tensor in self._scratch.items():
+            if name != "proj":
+                setattr(self._model, name, tensor.data_ptr())
+        m = self._model
+        self._act, self._act_rows = (Activations("bf16", size, self._max_inputs) for size in (rows, routed))
+        m.act, m.act_scale, m.act_sums = self._act.pointers
+        m.act_rows, m.act_rows_scale, m.act_rows_sums = self._act_rows.pointers
+        self._scratch_rows = rows
+
+    @property
+    def _proj_width(self) -> int:
+        """Floats per row of the widest compressor projection: kv and gate, both parts and both compressors of CSA."""
+        c = self.config
+        csa = 4 * (c.head_dim + c.index_head_dim) if CSA_RATIO in c.compress_ratios else 0
+        return max(csa, 2 * c.head_dim)
+
+    def _point_at(self, caches: Caches) -> None:
+        """Addresses of the cache tensors, in the order of caches.py."""
+        if caches is self._caches:
+            return
+        csa, hca = (self.config.layers_of(kind) for kind in (AttentionKind.CSA, AttentionKind.HCA))
+        for i, layer in enumerate(self._layers):
+            layer.window = caches["window"][i].data_ptr()
+            if i in csa:
+                at = csa.index(i)
+                layer.entries, layer.keys = caches["csa"][at].data_ptr(), caches["indexer"][at].data_ptr()
+                layer.state, layer.index_state = (t.data_ptr() for t in caches["csa_state"][2 * at : 2 * at + 2])
+            elif i in hca:
+                at = hca.index(i)
+                layer.entries, layer.state = caches["hca"][at].data_ptr(), caches["hca_state"][at].data_ptr()
+        for i, mtp in enumerate(self._mtp):
+            mtp.layer.window = caches["mtp_window"][i].data_ptr()
+        self._caches = caches
+
+    def _step(self, batch: ForwardBatch) -> tuple[StepStruct, list[object]]:
+        """The step's view for C, and what must stay alive while it is used."""
+        first = np.array(batch.cu_seqlens, dtype=np.int64)
+        context = np.array(batch.context_lens, dtype=np.int64)
+        total = context + first[1:] - first[:-1]
+        certain = total - np.array(batch.draft_lens, dtype=np.int64)
+        shared = np.array(batch.protected_lens or [0] * batch.num_seqs, dtype=np.int64)
+        seq_ids = np.repeat(np.arange(batch.num_seqs), first[1:] - first[:-1])
+        units = _units(batch)
+        arrays = [seq_ids, context, total, certain, first, shared, units]
+        keep: list[object] = [batch, *arrays]
+        step = StepStruct(
+            num_tokens=batch.num_tokens,
+            num_seqs=batch.num_seqs,
+            block_size=batch.block_size,
+            num_units=len(units),
+            token_ids=batch.token_ids.data_ptr(),
+            positions=batch.positions.data_ptr(),
+            **{
+                name: array.ctypes.data
+                for name, array in zip(
+                    ("seq_ids", "context", "total", "certain", "first_row", "shared", "units"), arrays, strict=True
+                )
+            },
+        )
+        for name, table in batch.tables.items():
+            setattr(step, name, _table(table))
+        return step, keep
+
+    # -- the seam --
+
+    def forward(self, batch: ForwardBatch, caches: Caches) -> Tensor:
+        """Final hidden states [T, C] float32, normalised."""
+        return self.collapse(self.forward_streams(batch, caches))
+
+    def forward_streams(self, batch: ForwardBatch, caches: Caches, trace: Trace | None = None) -> Tensor:
+        """The trunk's streams before they are collapsed [T, N, C] float32, which the MTP block takes."""
+        c, rows = self.config, batch.num_tokens
+        self._point_at(caches)
+        self._reserve_scratch(rows)
+        step, keep = self._step(batch)
+        streams = torch.empty(rows, c.hc_mult, c.hidden_size)
+        has_drafts = any(batch.draft_lens)
+        num_layers = c.num_hidden_layers
+        if has_drafts:
+            proj = torch.empty(num_layers, rows * self._proj_width)
+            addresses = [row.data_ptr() for row in proj]
+            keep.append(proj)
+        else:
+            addresses = [self._scratch["proj"].data_ptr()] * num_layers
+        pointers = (c_void_p * num_layers)(*addresses)
+        keep.append(pointers)
+        step.proj, step.streams = addressof(pointers), streams.data_ptr()
+        traced = self._trace_buffers(step, rows) if trace is not None else None
+        self._library.step(byref(self._model), byref(step))
+        if trace is not None and traced is not None:
+            trace.streams.update(enumerate(traced[0]))
+            trace.chosen.update({i: traced[1][i] for i in c.layers_of(AttentionKind.CSA)})
+        self._pending = (batch, step, keep) if has_drafts else None
+        return streams
+
+    def _trace_buffers(self, step: StepStruct, rows: int) -> tuple[Tensor, Tensor]:
+        c = self.config
+        streams = torch.empty(c.num_hidden_layers, rows, c.hc_mult, c.hidden_size)
+        chosen = torch.full((c.num_hidden_layers, rows, c.index_topk), -1)
+        step.trace_streams, step.trace_chosen = streams.data_ptr(), chosen.data_ptr()
+        return streams, chosen
+
+    def collapse(self, streams: Tensor) -> Tensor:
+        """Trunk streams [T, N, C] -> hidden states [T, C] for compute_logits."""
+        return self._collapse_rows(self._collapse_struct, streams)
+
+    def _collapse_rows(self, collapse: CollapseStruct, streams: Tensor) -> Tensor:
+        streams = streams.contiguous()
+        self._reserve_scratch(len(streams))
+        hidden = torch.empty(len(streams), self.config.hidden_size)
+        self._library.collapse(byref(self._model), byref(collapse), streams.data_ptr(), len(streams), hidden.data_ptr())
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[R, C] -> [R, V] float32."""
+        hidden = hidden.contiguous()
+        self._reserve_scratch(len(hidden))
+        logits = torch.empty(len(hidden), self.vocab_size)
+        self._library.logits(byref(self._model), hidden.data_ptr(), len(hidden), logits.data_ptr())
+        return logits
+
+    def commit(self, batch: ForwardBatch, caches: Caches, num_accepted: Sequence[int]) -> None:
+        """Window rows and entries of rejected rows are overwritten before they are read; states are written here."""
+        pending, self._pending = self._pending, None
+        if not any(batch.draft_lens):
+            return
+        assert pending is not None and pending[0] is batch, "commit must follow the forward of the same batch"
+        after = np.array(batch.context_lens, dtype=np.int64) + np.array(num_accepted, dtype=np.int64)
+        lens = [batch.query_len(b) for b in range(batch.num_seqs)]
+        certain = [n - d for n, d in zip(lens, batch.draft_lens, strict=True)]
+        assert all(low <= a <= high for low, a, high in zip(certain, num_accepted, lens, strict=True)), (
+            f"accepted {num_accepted}"
+        )
+        self._library.commit(byref(self._model), byref(pending[1]), after.ctypes.data)
+
+    # -- MTP --
+
+    def mtp_forward(
+        self, batch: ForwardBatch, caches: Caches, streams: Tensor, next_ids: Tensor, block: int = 0
+    ) -> Tensor:
+        """See model.DeepseekV4.mtp_forward."""
+        self._check_mtp()
+        self._point_at(caches)
+        self._reserve_scratch(batch.num_tokens)
+        step, keep = self._step(batch)
+        streams, next_ids = streams.contiguous(), next_ids.contiguous()
+        out = torch.empty_like(streams)
+        step.streams = out.data_ptr()
+        self._library.mtp(
+            byref(self._model), byref(self._mtp[block]), byref(step), streams.data_ptr(), next_ids.data_ptr()
+        )
+        del keep
+        return out
+
+    def mtp_logits(self, streams: Tensor, block: int = 0) -> Tensor:
+        """MTP streams at t [R, N, C] -> logits [R, V] float32 of the token at t + 2."""
+        return self.compute_logits(self._collapse_rows(self._mtp[block].collapse, streams))
+
+
+def _units(batch: ForwardBatch) -> np.ndarray:
+    """[U, 3] int64: first row, number of rows, sequence; rows of a unit share decoded keys."""
+    units = []
+    for b in range(batch.num_seqs):
+        first, end = batch.cu_seqlens[b], batch.cu_seqlens[b + 1]
+        starts = np.arange(first, end, _UNIT_ROWS)
+        units.append(np.stack((starts, np.minimum(_UNIT_ROWS, end - starts), np.full_like(starts, b)), 1))
+    return np.concatenate(units).astype(np.int64)
+
+
+def _table(table: GroupTable) -> TableStruct:
+    assert table.block_ids.is_contiguous()
+    return TableStruct(table.block_ids.data_ptr(), table.first_block.data_ptr(), table.block_ids.shape[1])
