@@ -239,3 +239,23 @@ def test_threads_share_one_encoding(make: Any) -> None:
     for thread in threads:
         thread.join()
     assert all(len(texts) == 1 and f"{i} {i}" in next(iter(texts)) for i, texts in results.items())
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}{{ m['role'] + ':' + m['content'] + ';' }}{% endfor %}", "user:x;assistant:;"),
+        ("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", "user:x;assistant:;"),
+        ("{% for m in messages %}{{ m.role }}:{% if m.content is none %}CALL{% endif %};{% endfor %}",
+         "user:;assistant:CALL;"),
+        ("{% if tools is not none %}T{% endif %}{% for m in messages %}{{ m.role + ':' + m.content }};{% endfor %}",
+         "user:x;assistant:;"),
+    ],
+)  # fmt: skip
+def test_content_of_a_message_that_is_nothing_but_calls(template: str, expected: str, tmp_path: Path) -> None:
+    """Whether the template tests it for none or joins it; "None" is never written."""
+    tokenizer = Tokenizer.load(
+        write_folder(tmp_path / "t", byte_level_bpe(), tokenizer_config={"chat_template": template})
+    )
+    messages = [{"role": "user", "content": "x"}, CALLS[1] | {"content": None}]
+    assert JinjaEncoding(tokenizer).render(messages) == expected

@@ -49,11 +49,13 @@ def retell(error: TokenmillError, paths: Paths) -> None:
     param = error.param
     if param is None:
         return
-    for prefix in _prefixes(param):
-        if prefix in paths:
-            error.param = paths[prefix] + param[len(prefix) :]
-            error.message = re.sub(rf"(?<![\w.]){re.escape(param)}(?!\w)", lambda _: error.param or "", error.message)
-            return
+    prefix = next((prefix for prefix in _prefixes(param) if prefix in paths), None)
+    if prefix is None:
+        return
+    told = paths[prefix] + param[len(prefix) :]
+    start = "^" if param.isalpha() else r"(?<![\w.])"  # `messages` may also be meant as a word
+    error.message = re.sub(rf"{start}{re.escape(param)}(?!\w)", lambda _: told, error.message)
+    error.param = told
 
 
 def behind_system(paths: Paths) -> dict[str, str]:

@@ -6,6 +6,7 @@ Not responsible for: reading the answer (tool calls, reasoning), or the shape of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
@@ -79,6 +80,14 @@ def load_encoding(name: str, tokenizer: Tokenizer) -> ChatEncoding:
     return factory(tokenizer)
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """`knows_none`: the template may test values for none."""
+
+    template: Any
+    knows_none: bool
+
+
 class JinjaEncoding:
     """Runs the chat template that came with the tokenizer, as transformers' apply_chat_template does.
 
@@ -89,7 +98,8 @@ class JinjaEncoding:
         self._tokenizer = tokenizer
         environment = BoundedEnvironment(now)
         self._templates = {
-            name: _compile(environment, name, source) for name, source in tokenizer.chat_templates.items()
+            name: _Compiled(_compile(environment, name, source), "none" in source.lower())
+            for name, source in tokenizer.chat_templates.items()
         }
 
     def encode(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, **template_kwargs: Any) -> list[int]:
@@ -129,10 +139,10 @@ class JinjaEncoding:
             if add_generation_prompt is None
             else add_generation_prompt,
         }
-        text = _render(self._choose(chat_template, tool_list), variables)
+        text = _write(self._choose(chat_template, tool_list), variables)
         return _up_to_end_mark(text) if continue_final_message else text
 
-    def _choose(self, name: str | None, tools: Any) -> Any:
+    def _choose(self, name: str | None, tools: Any) -> _Compiled:
         templates = self._templates
         if not templates:
             raise CapabilityError(
@@ -158,6 +168,24 @@ def _compile(environment: BoundedEnvironment, name: str, source: str) -> Any:
     raise CheckpointError(f"the model's chat template {name!r} cannot be used: {reason}; correct it")
 
 
+def _write(chosen: _Compiled, variables: dict[str, Any]) -> str:
+    """Templates disagree on the content of a message that is nothing but calls: some test it for none, others join it
+    as it is. None for the first; where the template knows no none, or fails with it, an empty text."""
+    messages = variables["messages"]
+    if chosen.knows_none or all(message["content"] is not None for message in messages):
+        try:
+            return _render(chosen.template, variables)
+        except _WrongTypeError:
+            if all(message["content"] is not None for message in messages):
+                raise
+    with_texts = [{**message, "content": message["content"] or ""} for message in messages]
+    return _render(chosen.template, variables | {"messages": with_texts})
+
+
+class _WrongTypeError(BadRequestError):
+    """An expression of the template met a value of a type it was not made for."""
+
+
 def _render(template: Any, variables: dict[str, Any]) -> str:
     try:
         return render(template, variables)
@@ -167,9 +195,15 @@ def _render(template: Any, variables: dict[str, Any]) -> str:
         reason = f"was stopped because {error}: send less, or use /v1/completions"
     except SecurityError as error:
         reason = f"does what the sandbox forbids ({_short(error)}): use /v1/completions"
+    except TypeError as error:
+        raise _WrongTypeError(f"the model's chat template {_met_a_value(error)}", param="messages") from None
     except Exception as error:  # an expression of the template met a value it was not made for
-        reason = f"cannot write these messages ({type(error).__name__}: {_short(error)}): check roles and fields"
+        reason = _met_a_value(error)
     raise BadRequestError(f"the model's chat template {reason}", param="messages")
+
+
+def _met_a_value(error: Exception) -> str:
+    return f"cannot write these messages ({type(error).__name__}: {_short(error)}): check roles and fields"
 
 
 def _short(error: Exception) -> str:
