@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tests.deepseek_v4.tiny import random_tensors, v4_json, write_checkpoint
 from tokenmill.models.deepseek_v4.model import DeepseekV4
+from tokenmill.models.deepseek_v4.native import NativeDeepseekV4
 from tokenmill.models.registry import load_model
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
@@ -35,13 +36,20 @@ class Golden:
     def ids(self, length: int) -> list[int]:
         return self.reference[f"prompt_{length}.input_ids"].tolist()
 
-    def model(self, **extra: str) -> DeepseekV4:
-        return load_golden_model(self.path, tuple(sorted(extra.items())))
+    def model(self, path: str = "reference", **extra: str) -> Any:
+        return load_golden_model(self.path, tuple(sorted(extra.items())), path)
+
+
+#: The two implementations that compute in float32 and must both equal the golden vectors.
+PATHS = ("reference", "native")
 
 
 @cache
-def load_golden_model(path: Path, extra: tuple[tuple[str, str], ...] = ()) -> DeepseekV4:
-    return load_model(path, dtype="float32", deterministic=True, extra=dict(extra)).model
+def load_golden_model(path: Path, extra: tuple[tuple[str, str], ...] = (), kernels: str = "reference") -> Any:
+    is_reference = kernels == "reference"
+    model = load_model(path, dtype="float32", deterministic=is_reference, extra=dict(extra)).model
+    assert isinstance(model, DeepseekV4 if is_reference else NativeDeepseekV4), type(model)
+    return model
 
 
 @cache

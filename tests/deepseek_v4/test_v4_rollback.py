@@ -55,9 +55,10 @@ def test_rollback_at_every_position(tiny_model: DeepseekV4) -> None:
     check_rollbacks(tiny_model, tokens(290, 7), AROUND)
 
 
-def test_golden_rollback(golden: Golden) -> None:
+@pytest.mark.parametrize("path", ["native", pytest.param("reference", marks=pytest.mark.slow)])
+def test_golden_rollback(golden: Golden, path: str) -> None:
     """The same on the golden checkpoints, with their prompt."""
-    check_rollbacks(golden.model(), golden.ids(300), AROUND)
+    check_rollbacks(golden.model(path), golden.ids(300), AROUND)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

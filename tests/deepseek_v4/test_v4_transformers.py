@@ -42,7 +42,7 @@ def draw_config(draw: random.Random) -> dict[str, Any]:
         num_attention_heads=groups * per_group,
         o_groups=groups,
         o_lora_rank=draw.choice([6, 12, 16]),
-        head_dim=rope * draw.choice([2, 3, 4]),
+        head_dim=draw.choice([rope * draw.choice([2, 3, 4]), 16, 32]),
         qk_rope_head_dim=rope,
         q_lora_rank=draw.choice([20, 32]),
         sliding_window=draw.choice([1, 7, 32, 100, 128]),
@@ -127,13 +127,14 @@ def compare(seed: int, folder: Path) -> None:
     else:
         pytest.fail(f"seed {seed}: every draw had a margin below {MARGIN}")
     print(f"seed {seed}.{attempt}: ratios {config['compress_ratios']}, {len(ids)} tokens")
-    model = load_model(write_checkpoint(folder, config, tensors), dtype="float32", deterministic=True).model
-    harness = Harness(model, num_blocks=4)
-    got = harness.prefill(harness.start(), ids, 77)
-    assert (got - want).abs().max().item() < 1e-3, f"seed {seed}.{attempt}: {config}"
+    write_checkpoint(folder, config, tensors)
     best = want.topk(2, dim=-1).values
     is_clear = best[:, 0] - best[:, 1] > 2e-3
-    assert torch.equal(got.argmax(-1)[is_clear], want.argmax(-1)[is_clear])
+    for deterministic in (True, False):  # the reference, then the C kernels in float32 where they serve the shape
+        harness = Harness(load_model(folder, dtype="float32", deterministic=deterministic).model, num_blocks=4)
+        got = harness.prefill(harness.start(), ids, 77)
+        assert (got - want).abs().max().item() < 1e-3, f"seed {seed}.{attempt}: {config}"
+        assert torch.equal(got.argmax(-1)[is_clear], want.argmax(-1)[is_clear])
 
 
 @pytest.mark.parametrize("seed", QUICK)

@@ -83,6 +83,7 @@ class Kernels:
     choices: dict[str, Choice]
     native: NativeKernels | None = None
     head: LinearKernel | None = None
+    allows_native: bool = False  # a model with C kernels of its own may use them in dtypes that `native` does not cover
 
     @property
     def head_linear(self) -> LinearKernel:
@@ -139,6 +140,7 @@ def select_kernels(
         silu_mul=silu_mul_cpu.silu_mul,
         choices={op: Choice("cpu", _cpu_reason(op, dtype)) for op in OPS},
         native=native,
+        allows_native=backend != "cpu",
     )
 
 

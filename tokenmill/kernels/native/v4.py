@@ -7,6 +7,8 @@ from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from tokenmill.kernels.kv_quant.layout import RowLayout
 from tokenmill.kernels.native.library import Library, WeightStruct
 
+#: WeightStruct.format of row-major float32 weights, which only the V4 kernels read.
+FP32_WEIGHT = 3
 _ROW_DTYPES = {"fp32": 0, "bf16": 1, "fp8_e4m3": 2, "fp4": 3}
 
 
@@ -91,7 +93,7 @@ class ModelStruct(Structure):
 
     _fields_ = [
         *_fields(c_int64, "num_layers hidden heads head_dim rope_dim rank groups o_rank window"),
-        *_fields(c_int64, "index_heads index_dim topk experts per_token inner streams iters vocab"),
+        *_fields(c_int64, "index_heads index_dim topk experts per_token inner streams iters vocab embed_is_fp32"),
         *_fields(c_float, "eps hc_eps routed_scaling limit"),
         *_fields(LayoutStruct, "kv index"),
         *_fields(c_void_p, "sliding_freq compress_freq embed layers"),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError, ConfigError
-from tokenmill.kernels.select import select_kernels
-from tokenmill.models.base import Model
+from tokenmill.kernels.native.build import NativeUnavailableError
+from tokenmill.kernels.native.library import load_library
+from tokenmill.kernels.select import Choice, select_kernels
 from tokenmill.models.deepseek_v4.checkpoint import HubCheckpoint
 from tokenmill.models.deepseek_v4.config import DeepseekV4Config
-from tokenmill.models.deepseek_v4.groups import DEFAULT_BLOCK_SIZE, cache_formats
+from tokenmill.models.deepseek_v4.groups import DEFAULT_BLOCK_SIZE, CacheFormats, cache_formats
 from tokenmill.models.deepseek_v4.model import DeepseekV4
 from tokenmill.models.deepseek_v4.native import NativeDeepseekV4, unsupported_reason
 from tokenmill.models.deepseek_v4.weights import Weights, allocate, destinations
@@ -41,20 +43,39 @@ def build(checkpoint: Checkpoint, options: LoadOptions) -> BuiltModel:
         options.extra.get("kv_cache_dtype", "auto"),
         options.extra.get("index_cache_dtype", "auto"),
     )
-    native = options.kernels.native
-    reason = unsupported_reason(config)
-    if native is not None and reason is None:
-        kernels = options.kernels.on_native()
-        weights = load_weights(hub, config, native.load_dtype, num_mtp, options.on_progress)
-        model: Model = NativeDeepseekV4(config, weights, kernels, native.library, formats, options.dtype)
-        return BuiltModel(model, DEFAULT_BLOCK_SIZE, kernels.choices, chat_encoding=CHAT_ENCODING)
-    if native is not None:
-        if native.weight_format != "bf16":
-            raise ConfigError(f"{native.weight_format} weights need the native kernels; not for this model: {reason}")
-        log.warning("torch kernels instead of the native ones: %s", reason)
+    built = _build_native(hub, config, options, formats, num_mtp)
+    if built is not None:
+        return built
     weights = load_weights(hub, config, options.dtype, num_mtp, options.on_progress)
     model = DeepseekV4(config, weights, options.kernels, formats, options.dtype)
     return BuiltModel(model, DEFAULT_BLOCK_SIZE, chat_encoding=CHAT_ENCODING)
+
+
+def _build_native(
+    hub: HubCheckpoint, config: DeepseekV4Config, options: LoadOptions, formats: CacheFormats, num_mtp: int
+) -> BuiltModel | None:
+    """The model on the C kernels; None, with the reason logged, where they cannot be had or cannot serve it."""
+    native, kernels = options.kernels.native, options.kernels
+    if native is None and not (options.dtype is torch.float32 and kernels.allows_native):
+        return None
+    reason = unsupported_reason(config)
+    try:
+        library = native.library if native is not None else load_library(torch.get_num_threads())
+    except NativeUnavailableError as error:
+        reason = str(error)
+    if reason is not None:
+        if native is not None and native.weight_format != "bf16":
+            raise ConfigError(f"{native.weight_format} weights need the native kernels; not for this model: {reason}")
+        log.warning("torch kernels instead of the native ones: %s", reason)
+        return None
+    if native is not None:
+        kernels, dtype = kernels.on_native(), native.load_dtype
+    else:
+        choice = Choice("native_fp32", f"C kernels ({library.built.isa}), float32 weights, one call per step")
+        kernels, dtype = replace(kernels, choices=dict.fromkeys(kernels.choices, choice)), torch.float32
+    weights = load_weights(hub, config, dtype, num_mtp, options.on_progress)
+    model = NativeDeepseekV4(config, weights, kernels, library, formats, options.dtype)
+    return BuiltModel(model, DEFAULT_BLOCK_SIZE, kernels.choices, chat_encoding=CHAT_ENCODING)
 
 
 def meta_model(config: DeepseekV4Config, *, num_mtp: int = 0) -> DeepseekV4:

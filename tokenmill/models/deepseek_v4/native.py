@@ -1,7 +1,7 @@
 """DeepSeek V4 on the C kernels: a whole step is one call (kernels/native/csrc/v4.c).
 
-Same weights, cache groups and cache tensors as model.DeepseekV4, which stays the definition; linear layers and
-experts are packed, everything that V4 computes in float32 stays float32.
+Same weights, cache groups and cache tensors as model.DeepseekV4, which stays the definition. In bfloat16 linear layers
+and experts are packed and everything that V4 computes in float32 stays float32; in float32 nothing is rounded at all.
 Not responsible for: the arithmetic (C), choosing this path (builder.py).
 """
 
@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokenmill.kernels.linear.api import LinearKernel
 from tokenmill.kernels.native.library import Library, WeightStruct
 from tokenmill.kernels.native.linear import Activations, NativeLinear
 from tokenmill.kernels.native.v4 import (
+    FP32_WEIGHT,
     CollapseStruct,
     ConnectionStruct,
     LayerStruct,
@@ -74,11 +76,9 @@ class NativeDeepseekV4(V4Base):
         self._max_inputs = 1
         frequencies = [torch.tensor(rotary(config).frequencies) for rotary in (sliding_rotary, compress_rotary)]
         self._frequencies = frequencies
-        self._embed = weights.embed.bfloat16()
-        head = kernels.head_linear(weights.head)
-        assert isinstance(head, NativeLinear)
-        self._head = head
-        self._note_inputs(head)
+        self._is_fp32 = dtype is torch.float32
+        self._embed = weights.embed if self._is_fp32 else weights.embed.bfloat16()
+        self._head = self._pack(weights.head, kernels.head_linear)
         blocks, weights.blocks = weights.blocks, []
         blocks.reverse()
         structs: list[LayerStruct] = []
@@ -103,16 +103,17 @@ class NativeDeepseekV4(V4Base):
         self._keep.append(kept)
         return kept.data_ptr()
 
-    def _pack(self, weight: Tensor) -> WeightStruct:
-        linear = self._kernels.linear(weight)
+    def _pack(self, weight: Tensor, make: LinearKernel | None = None) -> WeightStruct:
+        """Packed for the CPU's bf16 or integer products, or row-major float32."""
+        if self._is_fp32:
+            n, k = weight.shape
+            self._max_inputs = max(self._max_inputs, k)
+            return WeightStruct(format=FP32_WEIGHT, n=n, k=k, ldo=n, weight=self._pin(weight))
+        linear = (make or self._kernels.linear)(weight)
         assert isinstance(linear, NativeLinear), f"{type(linear).__name__} is not a native layer"
         self._keep.append(linear)
-        self._note_inputs(linear)
-        return linear.struct()
-
-    def _note_inputs(self, linear: object) -> None:
-        assert isinstance(linear, NativeLinear)
         self._max_inputs = max(self._max_inputs, linear.packed.inputs)
+        return linear.struct()
 
     def _pack_all(self, weights: Tensor) -> int:
         """[n, N, K] -> address of n packed weights."""
@@ -212,9 +213,10 @@ class NativeDeepseekV4(V4Base):
             sliding_freq=self._frequencies[0].data_ptr(),
             compress_freq=self._frequencies[1].data_ptr(),
             embed=self._embed.data_ptr(),
+            embed_is_fp32=int(self._is_fp32),
             layers=addressof(self._layers),
             collapse=self._collapse_struct,
-            head=self._head.struct(),
+            head=self._head,
         )
 
     def _reserve_scratch(self, rows: int) -> None:
@@ -258,7 +260,8 @@ class NativeDeepseekV4(V4Base):
             if name != "proj":
                 setattr(self._model, name, tensor.data_ptr())
         m = self._model
-        self._act, self._act_rows = (Activations("bf16", size, self._max_inputs) for size in (rows, routed))
+        inputs = 2 * self._max_inputs if self._is_fp32 else self._max_inputs  # in units of a bf16
+        self._act, self._act_rows = (Activations("bf16", size, inputs) for size in (rows, routed))
         m.act, m.act_scale, m.act_sums = self._act.pointers
         m.act_rows, m.act_rows_scale, m.act_rows_sums = self._act_rows.pointers
         self._scratch_rows = rows

@@ -11,7 +11,7 @@
  */
 #include "tm.h"
 
-enum { W_BF16 = 0, W_INT8 = 1, W_INT4 = 2 };
+enum { W_BF16 = 0, W_INT8 = 1, W_INT4 = 2, W_FP32 = 3 }; /* W_FP32: row-major, not packed; see v4_rows.c */
 enum { EPI_STORE = 0, EPI_ADD = 1 };
 
 typedef struct {

@@ -95,6 +95,7 @@ static void act_rows(void *arg, int64_t begin, int64_t end) {
             x = row;
         }
         if (a->format == W_BF16) to_bf16_row(x, a->n, a->k, (bf16 *)a->y + t * a->k);
+        else if (a->format == W_FP32) memcpy((float *)a->y + t * a->k, x, a->n * sizeof(float));
         else to_int8_row(x, a->n, a->k, (int8_t *)a->y + t * a->k, a->scale + t * (a->k / GROUP),
                          a->sums + t * (a->k / GROUP));
     }

@@ -5,10 +5,6 @@ static tm_act v4_act(const v4_model *m, const float *x, int64_t ldx, int64_t n, 
     return (tm_act){x, ldx, n, w->k, norm, m->eps, 0, 0.0f, w->format, m->act, m->act_scale, m->act_sums};
 }
 
-static void v4_product(const v4_model *m, const tm_weight *w, int64_t rows, float *out, int64_t n) {
-    tm_gemm(w, rows, m->act, m->act_scale, m->act_sums, out, n);
-}
-
 typedef struct {
     const v4_model *m;
     const v4_step *s;
@@ -25,13 +21,13 @@ static void angle_rows(void *arg, int64_t begin, int64_t end) {
 
 static void v4_angles(const v4_model *m, const v4_step *s) {
     angle_job job = {m, s};
-    tm_for(s->num_tokens, 16, angle_rows, &job);
+    run(s->num_tokens, 16, angle_rows, &job, s->num_tokens * m->rope_dim * 40);
 }
 
 static void v4_compress(const v4_model *m, const v4_layer *l, const v4_step *s, float *proj) {
     const int64_t rows = s->num_tokens, parts = l->ratio == 4 ? 4 : 2;
     const int64_t width = parts * (m->head_dim + (l->ratio == 4 ? m->index_dim : 0));
-    plain_gemm(m->x, rows, m->hidden, l->compress, width, proj);
+    plain_gemm(m->x, rows, m->hidden, l->compress, width, width, proj);
     if (l->ratio > 4) {
         hca_compress(m, l, s, proj);
         return;
@@ -42,32 +38,32 @@ static void v4_compress(const v4_model *m, const v4_layer *l, const v4_step *s, 
     for (int64_t t = 0; t < rows; t++) most = s->positions[t] + 1 > most ? s->positions[t] + 1 : most;
     if (most / 4 > m->topk) { /* the latent rows are in act already, from the main queries */
         v4_product(m, &l->index_wq_b, rows, m->iq, m->index_heads * m->index_dim);
-        plain_gemm(m->x, rows, m->hidden, l->index_weights, m->index_heads, m->iw);
-        tm_for(rows, 2, index_queries, &job);
+        plain_gemm(m->x, rows, m->hidden, l->index_weights, m->index_heads, m->index_heads, m->iw);
+        run(rows, 2, index_queries, &job, rows * m->index_heads * m->index_dim * 4);
     }
-    tm_for(s->num_units, 1, choose_units, &job);
+    run(s->num_units, 1, choose_units, &job, most / 4 > m->topk ? rows * most / 4 * m->index_heads * m->index_dim : 0);
 }
 
 /* m->x [T, C], normalised -> m->y [T, C] */
 static void v4_attention(const v4_model *m, const v4_layer *l, const v4_step *s, const v4_table *window, float *proj) {
     const int64_t rows = s->num_tokens, d = m->head_dim, per_group = m->heads * d / m->groups;
     tm_act a = v4_act(m, m->x, m->hidden, m->hidden, NULL, &l->qkv);
-    tm_activate(&a, rows);
+    v4_activate(&a, rows);
     v4_product(m, &l->qkv, rows, m->qkv, m->rank + d);
     a = v4_act(m, m->qkv, m->rank + d, m->rank, l->q_norm, &l->wq_b);
-    tm_activate(&a, rows);
+    v4_activate(&a, rows);
     v4_product(m, &l->wq_b, rows, m->q, m->heads * d);
     qkv_job job = {m, l, s, window};
-    tm_for(rows, 2, qkv_rows, &job);
+    run(rows, 2, qkv_rows, &job, rows * m->heads * d * 4);
     if (l->ratio) v4_compress(m, l, s, proj);
     v4_attend(m, l, s, window);
     for (int64_t g = 0; g < m->groups; g++) {
         a = v4_act(m, m->mixed + g * per_group, m->heads * d, per_group, NULL, &l->wo_a[g]);
-        tm_activate(&a, rows);
+        v4_activate(&a, rows);
         v4_product(m, &l->wo_a[g], rows, m->z + g * m->o_rank, m->o_rank);
     }
     a = v4_act(m, m->z, m->groups * m->o_rank, m->groups * m->o_rank, NULL, &l->wo_b);
-    tm_activate(&a, rows);
+    v4_activate(&a, rows);
     v4_product(m, &l->wo_b, rows, m->y, m->hidden);
 }
 
@@ -79,6 +75,12 @@ static void v4_block(const v4_model *m, const v4_layer *l, const v4_step *s, con
     v4_moe(m, l, s, token_ids);
 }
 
+static void embed_row(const v4_model *m, int64_t id, float *x) {
+    const int64_t c = m->hidden;
+    if (m->embed_is_fp32) memcpy(x, (const float *)m->embed + id * c, c * sizeof(float));
+    else for (int64_t i = 0; i < c; i++) x[i] = bf16_to_f32(((const bf16 *)m->embed)[id * c + i]);
+}
+
 void tm_v4_init(void) { init_fp8(); }
 
 void tm_v4_step(const v4_model *m, const v4_step *s) {
@@ -86,7 +88,7 @@ void tm_v4_step(const v4_model *m, const v4_step *s) {
     v4_angles(m, s);
     for (int64_t t = 0; t < rows; t++) {
         float *x = s->streams + t * n * c;
-        for (int64_t i = 0; i < c; i++) x[i] = bf16_to_f32(m->embed[s->token_ids[t] * c + i]);
+        embed_row(m, s->token_ids[t], x);
         for (int64_t k = 1; k < n; k++) memcpy(x + k * c, x, c * sizeof(float));
     }
     for (int64_t i = 0; i < m->num_layers; i++) {
@@ -116,7 +118,7 @@ void tm_v4_collapse(const v4_model *m, const v4_collapse *to, float *streams, in
 
 void tm_v4_logits(const v4_model *m, const float *hidden, int64_t rows, float *logits) {
     tm_act a = v4_act(m, hidden, m->hidden, m->hidden, NULL, &m->head);
-    tm_activate(&a, rows);
+    v4_activate(&a, rows);
     v4_product(m, &m->head, rows, logits, m->vocab);
 }
 
@@ -129,11 +131,11 @@ void tm_v4_commit(const v4_model *m, const v4_step *s, const int64_t *after) {
             for (int k = 0; k < 2; k++) {
                 jobs[k].before = s->certain;
                 jobs[k].after = after;
-                tm_for(s->num_seqs, 4, csa_states, &jobs[k]);
+                run(s->num_seqs, 4, csa_states, &jobs[k], 0);
             }
         } else if (l->ratio) {
             hca_job job = {m, l, s, s->proj[i], s->certain, after, 0};
-            tm_for(s->num_seqs, 1, hca_seqs, &job);
+            run(s->num_seqs, 1, hca_seqs, &job, 0);
         }
     }
 }
@@ -149,14 +151,13 @@ typedef struct {
 void tm_v4_mtp(const v4_model *m, const v4_mtp *mtp, const v4_step *s, const float *streams, const int64_t *next_ids) {
     const int64_t rows = s->num_tokens, c = m->hidden, n = m->streams;
     v4_angles(m, s);
-    for (int64_t t = 0; t < rows; t++)
-        for (int64_t i = 0; i < c; i++) m->x[t * c + i] = bf16_to_f32(m->embed[next_ids[t] * c + i]);
+    for (int64_t t = 0; t < rows; t++) embed_row(m, next_ids[t], m->x + t * c);
     tm_act a = v4_act(m, m->x, c, c, mtp->enorm, &mtp->e_proj);
-    tm_activate(&a, rows);
+    v4_activate(&a, rows);
     v4_product(m, &mtp->e_proj, rows, m->y, c);
     for (int64_t k = 0; k < n; k++) { /* every stream of all rows: rows of the streams lie n C apart */
         a = v4_act(m, streams + k * c, n * c, c, mtp->hnorm, &mtp->h_proj);
-        tm_activate(&a, rows);
+        v4_activate(&a, rows);
         v4_product(m, &mtp->h_proj, rows, m->x, c);
         for (int64_t t = 0; t < rows; t++)
             for (int64_t i = 0; i < c; i++) s->streams[(t * n + k) * c + i] = m->x[t * c + i] + m->y[t * c + i];

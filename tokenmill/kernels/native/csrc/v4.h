@@ -43,6 +43,15 @@ static inline f16v exp16(f16v x) {
 #endif
 }
 
+/* Work (multiply-adds, roughly) below which waking threads costs more than it brings. */
+#define SMALL_WORK 60000
+
+static void run(int64_t n, int64_t grain, tm_body body, const void *arg, int64_t work) {
+    if (work < SMALL_WORK) {
+        if (n > 0) body((void *)arg, 0, n);
+    } else tm_for(n, grain, body, (void *)arg);
+}
+
 typedef struct {
     int64_t dtype, width, num_plain, group, bytes_per_scale, row_bytes;
 } v4_layout;
@@ -108,11 +117,11 @@ typedef struct {
 
 typedef struct {
     int64_t num_layers, hidden, heads, head_dim, rope_dim, rank, groups, o_rank, window;
-    int64_t index_heads, index_dim, topk, experts, per_token, inner, streams, iters, vocab;
+    int64_t index_heads, index_dim, topk, experts, per_token, inner, streams, iters, vocab, embed_is_fp32;
     float eps, hc_eps, routed_scaling, limit;
     v4_layout kv, index;
     const float *sliding_freq, *compress_freq; /* [rope_dim / 2] */
-    const bf16 *embed;
+    const void *embed;          /* [V, C], bf16 or float32 */
     const v4_layer *layers;
     v4_collapse collapse;
     tm_weight head;

@@ -143,7 +143,7 @@ static void v4_attend(const v4_model *m, const v4_layer *l, const v4_step *s, co
     attend_job job = {m, l, s, window, 1};
     int64_t threads = tm_num_threads();
     if (s->num_units < 2 * threads && m->heads >= 4 * threads) job.splits = threads;
-    tm_for(s->num_units * job.splits, 1, attend_units, &job);
+    run(s->num_units * job.splits, 1, attend_units, &job, s->num_tokens * m->window * m->heads * m->head_dim);
 }
 
 /* Queries: per head normed without a weight, then turned. kv: normed, turned, into the window cache. */

@@ -149,8 +149,9 @@ static void csa_compress(const v4_model *m, const v4_layer *l, const v4_step *s,
     for (int64_t b = 0; b < s->num_seqs; b++) closing += s->total[b] / 4 - s->context[b] / 4;
     csa_job jobs[2] = {csa_main(m, l, s, proj), csa_index(m, l, s, proj)};
     for (int i = 0; i < 2; i++) {
-        if (closing) tm_for(closing, closing < 16 ? closing : 16, csa_close, &jobs[i]);
-        tm_for(s->num_seqs, 4, csa_states, &jobs[i]);
+        const int64_t width = jobs[i].layout->width;
+        run(closing, closing < 16 ? closing : 16, csa_close, &jobs[i], closing * 100 * width);
+        run(s->num_seqs, 4, csa_states, &jobs[i], s->num_seqs * 2 * CSA_ROWS * width);
     }
 }
 
@@ -229,5 +230,5 @@ static void hca_seqs(void *arg, int64_t begin, int64_t end) {
 
 static void hca_compress(const v4_model *m, const v4_layer *l, const v4_step *s, const float *proj) {
     hca_job job = {m, l, s, proj, s->context, s->certain, 1};
-    tm_for(s->num_seqs, 1, hca_seqs, &job);
+    run(s->num_seqs, 1, hca_seqs, &job, s->num_tokens * 40 * m->head_dim);
 }

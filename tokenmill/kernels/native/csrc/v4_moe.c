@@ -2,6 +2,21 @@
  * of their numbers, so that its bits do not depend on the batch. */
 #include "v4.h"
 
+/* Activations into the format that a weight reads, and their product with it; small ones stay on this thread. */
+static void v4_activate(const tm_act *a, int64_t rows) { run(rows, rows < 8 ? rows : 4, act_rows, a, rows * a->n * 8); }
+
+static int64_t act_bytes(const tm_weight *w) {
+    return w->k * (w->format == W_FP32 ? 4 : w->format == W_BF16 ? 2 : 1);
+}
+
+static void v4_product(const v4_model *m, const tm_weight *w, int64_t rows, float *out, int64_t n) {
+    if (w->format == W_FP32) plain_gemm(m->act, rows, w->k, w->weight, n, w->ldo, out);
+    else if (rows * w->n * w->k / 8 < SMALL_WORK) {
+        gemm_job job = {rows, m->act, m->act_scale, m->act_sums, out, n, *w, 1};
+        gemm_tiles(&job, 0, rows, 0, w->n / TILE);
+    } else tm_gemm(w, rows, m->act, m->act_scale, m->act_sums, out, n);
+}
+
 typedef struct {
     const v4_model *m;
     const v4_layer *l;
@@ -55,16 +70,21 @@ static void group_rows(const v4_model *m, int64_t rows) {
 }
 
 static void copy_act(const v4_model *m, const tm_weight *w, int64_t from, int64_t to) {
-    const int64_t size = w->k * (w->format == W_BF16 ? 2 : 1), groups = w->k / GROUP;
+    const int64_t size = act_bytes(w), groups = w->k / GROUP;
     memcpy((char *)m->act_rows + to * size, (const char *)m->act + from * size, size);
-    if (w->format == W_BF16) return;
+    if (w->format == W_BF16 || w->format == W_FP32) return;
     memcpy(m->act_rows_scale + to * groups, m->act_scale + from * groups, groups * sizeof(float));
     memcpy(m->act_rows_sums + to * groups, m->act_sums + from * groups, groups * sizeof(float));
 }
 
 /* One product on this thread. Rows begin at `row` of the gathered activations and of `out` [.., ldo]. */
 static void expert_gemm(const v4_model *m, const tm_weight *w, int64_t row, int64_t rows, float *out, int64_t n) {
-    const int64_t size = w->k * (w->format == W_BF16 ? 2 : 1), groups = w->k / GROUP;
+    const int64_t size = act_bytes(w), groups = w->k / GROUP;
+    if (w->format == W_FP32) {
+        plain_job plain = {(float *)m->act_rows + row * w->k, w->weight, rows, n, w->k, w->ldo, out + row * w->ldo};
+        plain_chunk(&plain, 0, plain_chunks(&plain));
+        return;
+    }
     gemm_job job = {rows, (char *)m->act_rows + row * size, m->act_rows_scale + row * groups,
                     m->act_rows_sums + row * groups, out + row * w->ldo, n, *w, 1};
     gemm_tiles(&job, 0, rows, 0, w->n / TILE);
@@ -114,23 +134,23 @@ static void scatter_rows(void *arg, int64_t begin, int64_t end) {
 static void v4_moe(const v4_model *m, const v4_layer *l, const v4_step *s, const int64_t *token_ids) {
     const int64_t rows = s->num_tokens, n = rows * m->per_token, c = m->hidden, f = m->inner;
     moe_job job = {m, l, s, token_ids};
-    plain_gemm(m->x, rows, c, l->gate, m->experts, m->gate);
-    tm_for(rows, 1 + 2048 / m->experts, route_rows, &job);
+    plain_gemm(m->x, rows, c, l->gate, m->experts, m->experts, m->gate);
+    run(rows, 1 + 2048 / m->experts, route_rows, &job, rows * 40 * m->experts);
     group_rows(m, rows);
     /* All experts and the shared one read activations of the same format and width. */
     tm_act a = {m->x, c, c, l->shared_w13.k, NULL, 0.0f, 0, 0.0f, l->shared_w13.format, m->act, m->act_scale, m->act_sums};
-    tm_activate(&a, rows);
-    tm_for(n, 16, gather_rows, &job);
-    tm_gemm(&l->shared_w13, rows, m->act, m->act_scale, m->act_sums, m->wide, 2 * f);
-    tm_for(m->experts, 1, expert_up, &job);
+    v4_activate(&a, rows);
+    run(n, 16, gather_rows, &job, n * c / 8);
+    v4_product(m, &l->shared_w13, rows, m->wide, 2 * f);
+    run(m->experts, 1, expert_up, &job, n * c * f);
     tm_act down = {m->hidden_rows, 2 * f, f, l->w2[0].k, NULL, 0.0f, 1, m->limit, l->w2[0].format, m->act_rows,
                    m->act_rows_scale, m->act_rows_sums};
-    tm_activate(&down, n);
-    tm_for(m->experts, 1, expert_down, &job);
+    v4_activate(&down, n);
+    run(m->experts, 1, expert_down, &job, n * c * f);
     tm_act shared = {m->wide, 2 * f, f, l->shared_w2.k, NULL, 0.0f, 1, m->limit, l->shared_w2.format, m->act,
                      m->act_scale, m->act_sums};
-    tm_activate(&shared, rows);
-    tm_gemm(&l->shared_w2, rows, m->act, m->act_scale, m->act_sums, m->y, c);
+    v4_activate(&shared, rows);
+    v4_product(m, &l->shared_w2, rows, m->y, c);
     for (int64_t i = 0; i < n; i++) m->expert_ids[m->expert_rows[i]] = i; /* from here on: place of (row, slot) */
-    tm_for(rows, 1 + 4096 / c, scatter_rows, &job);
+    run(rows, 1 + 4096 / c, scatter_rows, &job, n * c);
 }

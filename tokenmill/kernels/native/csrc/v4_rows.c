@@ -27,7 +27,7 @@ static inline __attribute__((always_inline)) void dots(const float *const *x, co
 
 typedef struct {
     const float *x, *w;
-    int64_t rows, n, k;
+    int64_t rows, n, k, ldo;
     float *out;
 } plain_job;
 
@@ -44,14 +44,15 @@ static void plain_chunk(void *arg, int64_t begin, int64_t end) {
         if (rows == 4) dots(x, w, 4, 4, job->k, out);
         else for (int r = 0; r < rows; r++) dots(x + r, w, 1, 4, job->k, out + r);
         for (int r = 0; r < rows; r++)
-            for (int c = 0; c < cols; c++) job->out[(r0 + r) * job->n + c0 + c] = out[r][c];
+            for (int c = 0; c < cols; c++) job->out[(r0 + r) * job->ldo + c0 + c] = out[r][c];
     }
 }
 
-static void plain_gemm(const float *x, int64_t rows, int64_t k, const float *w, int64_t n, float *out) {
-    plain_job job = {x, w, rows, n, k, out};
-    int64_t chunks = (rows + 3) / 4 * ((n + 3) / 4), grain = 1 + 65536 / (16 * (k + 1));
-    tm_for(chunks, grain, plain_chunk, &job);
+static int64_t plain_chunks(const plain_job *job) { return (job->rows + 3) / 4 * ((job->n + 3) / 4); }
+
+static void plain_gemm(const float *x, int64_t rows, int64_t k, const float *w, int64_t n, int64_t ldo, float *out) {
+    plain_job job = {x, w, rows, n, k, ldo, out};
+    run(plain_chunks(&job), 1 + 65536 / (16 * (k + 1)), plain_chunk, &job, rows * k * n);
 }
 
 /* ---- cached rows ---- */
@@ -283,9 +284,10 @@ static void leave_rows(void *arg, int64_t begin, int64_t end) {
 static void boundary(const v4_model *m, float *streams, int64_t rows, const float *y, const v4_connection *next,
                      const float *norm, int is_head) {
     boundary_job job = {m, streams, y, next, norm, is_head};
-    const int64_t n = m->streams, grain = 1 + 8192 / (n * m->hidden);
-    if (y) tm_for(rows, grain, join_rows, &job);
+    const int64_t n = m->streams, grain = 1 + 8192 / (n * m->hidden), work = rows * n * n * (m->hidden + 200);
+    if (y) run(rows, grain, join_rows, &job, work);
     if (!next) return;
-    plain_gemm(streams, rows, n * m->hidden, next->fn, is_head ? n : (2 + n) * n, m->mixes);
-    tm_for(rows, grain, leave_rows, &job);
+    const int64_t num_mixes = is_head ? n : (2 + n) * n;
+    plain_gemm(streams, rows, n * m->hidden, next->fn, num_mixes, num_mixes, m->mixes);
+    run(rows, grain, leave_rows, &job, work);
 }
