@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from tokenmill.core.errors import BadRequestError, CapabilityError
 from tokenmill.core.grammar import Grammar, GrammarKind
@@ -241,7 +241,7 @@ def _lark(grammar: Grammar) -> str:
         return grammar.source
     try:
         return any_to_lark(grammar.source)
-    except (GbnfToLarkError, RecursionError) as error:
+    except Exception as error:  # the converter raises bare exceptions for rules that are not there
         raise _refusal(grammar, str(error)) from None
 
 
