@@ -19,6 +19,7 @@ from tokenmill.kernels.attention.api import AttentionSpec, PagedBatch, cache_sha
 from tokenmill.kernels.rope.api import RotaryTable
 from tokenmill.kernels.select import Kernels
 from tokenmill.models import llama_weights, work
+from tokenmill.models.allocate import lazy_zeros
 from tokenmill.models.base import Caches
 from tokenmill.models.batch import ForwardBatch
 from tokenmill.models.groups import attention_groups, group_name
@@ -81,7 +82,7 @@ class Llama:
         caches: Caches = {group_name(window): [] for window in self._specs}
         for window in self.config.layer_windows:
             shape = cache_shape(num_blocks[group_name(window)], block_size, self._specs[window])
-            caches[group_name(window)].append(torch.zeros(shape, dtype=self._dtype))
+            caches[group_name(window)].append(lazy_zeros(shape, self._dtype))
         return caches
 
     def forward(self, batch: ForwardBatch, caches: Caches) -> Tensor:

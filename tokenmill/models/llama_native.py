@@ -19,6 +19,7 @@ from tokenmill.kernels.native.library import LayerStruct, Library, LlamaStruct, 
 from tokenmill.kernels.native.linear import Activations, NativeLinear
 from tokenmill.kernels.rope.api import RotaryTable
 from tokenmill.models import work
+from tokenmill.models.allocate import lazy_zeros
 from tokenmill.models.base import Caches
 from tokenmill.models.batch import ForwardBatch
 from tokenmill.models.groups import attention_groups, group_name
@@ -138,7 +139,7 @@ class NativeLlama:
         shape = (num_blocks[_GROUP], block_size // _LANES, c.num_kv_heads, _LANES * c.head_dim)
         tensors = []
         for layer in self._layers:
-            keys, values = (torch.zeros(shape, dtype=torch.bfloat16) for _ in range(2))
+            keys, values = (lazy_zeros(shape, torch.bfloat16) for _ in range(2))
             layer.k_cache, layer.v_cache = keys.data_ptr(), values.data_ptr()
             tensors += [keys, values]
         self._caches = {_GROUP: tensors}

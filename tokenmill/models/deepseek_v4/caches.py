@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tokenmill.kernels.kv_quant.layout import RowLayout
 from tokenmill.kernels.kv_quant.reference import decode, encode, storage_dtype, storage_width
+from tokenmill.models.allocate import lazy_zeros
 from tokenmill.models.base import Caches
 from tokenmill.models.deepseek_v4.config import CSA_RATIO, AttentionKind, DeepseekV4Config
 from tokenmill.models.deepseek_v4.groups import (
@@ -28,7 +29,7 @@ def allocate_caches(
 
     def rows(group: str, ratio: int, layout: RowLayout) -> Tensor:
         shape = num_blocks[group], block_size // ratio, storage_width(layout)
-        return torch.zeros(shape, dtype=storage_dtype(layout))
+        return lazy_zeros(shape, storage_dtype(layout))
 
     num_csa = len(config.layers_of(AttentionKind.CSA))
     hca_ratios = [config.compress_ratios[i] for i in config.layers_of(AttentionKind.HCA)]
@@ -48,9 +49,9 @@ def allocate_caches(
                 caches[name] = [rows(name, ratio, formats.kv) for ratio in hca_ratios]
             case "csa_state":
                 widths = [config.head_dim, config.index_head_dim] * num_csa
-                caches[name] = [torch.zeros(n, 2, CSA_STATE_ROWS, width) for width in widths]
+                caches[name] = [lazy_zeros((n, 2, CSA_STATE_ROWS, width), torch.float32) for width in widths]
             case "hca_state":
-                caches[name] = [torch.zeros(n, HCA_STATE_ROWS, config.head_dim) for _ in hca_ratios]
+                caches[name] = [lazy_zeros((n, HCA_STATE_ROWS, config.head_dim), torch.float32) for _ in hca_ratios]
         held = sum(t[0].numel() * t.element_size() for t in caches[name])
         assert held == group.bytes_per_block, f"{name}: {held} bytes per block, declared {group.bytes_per_block}"
     return caches
