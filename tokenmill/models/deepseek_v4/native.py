@@ -14,17 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.kernels.linear.api import LinearKernel
-from tokenmill.kernels.native.library import Library, WeightStruct
-from tokenmill.kernels.native.linear import Activations, NativeLinear
+from tokenmill.kernels.native.library import Library
+from tokenmill.kernels.native.linear import Activations
 from tokenmill.kernels.native.v4 import (
-    FP32_WEIGHT,
     CollapseStruct,
-    ConnectionStruct,
-    LayerStruct,
     LayoutStruct,
     ModelStruct,
-    MtpStruct,
     StepStruct,
     TableStruct,
     V4Library,
@@ -35,13 +30,9 @@ from tokenmill.models.batch import ForwardBatch, GroupTable
 from tokenmill.models.deepseek_v4.config import CSA_RATIO, AttentionKind, DeepseekV4Config
 from tokenmill.models.deepseek_v4.groups import CacheFormats
 from tokenmill.models.deepseek_v4.model import Trace, V4Base
+from tokenmill.models.deepseek_v4.native_weights import NativeWeights
 from tokenmill.models.deepseek_v4.step import compress_rotary, sliding_rotary
 from tokenmill.models.deepseek_v4.weights import (
-    AttentionWeights,
-    BlockWeights,
-    CollapseWeights,
-    ConnectionWeights,
-    MtpWeights,
     Weights,
 )
 
@@ -71,23 +62,9 @@ class NativeDeepseekV4(V4Base):
         """Takes the weights: each layer's plain tensors are let go as soon as they are packed."""
         super().__init__(config, weights, formats, dtype)
         self._library = V4Library(library)
-        self._kernels = kernels
-        self._keep: list[object] = []  # what the structures point into
-        self._max_inputs = 1
-        frequencies = [torch.tensor(rotary(config).frequencies) for rotary in (sliding_rotary, compress_rotary)]
-        self._frequencies = frequencies
-        self._is_fp32 = dtype is torch.float32
-        self._embed = weights.embed if self._is_fp32 else weights.embed.bfloat16()
-        self._head = self._pack(weights.head, kernels.head_linear)
-        blocks, weights.blocks = weights.blocks, []
-        blocks.reverse()
-        structs: list[LayerStruct] = []
-        while blocks:
-            structs.append(self._layer_struct(blocks.pop(), config.compress_ratios[len(structs)]))
-        self._layers = (LayerStruct * len(structs))(*structs)
-        self._mtp = [self._mtp_struct(mtp) for mtp in weights.mtp]
-        self._collapse_struct = self._collapse_of(weights.collapse)
-        weights.mtp = []
+        self._native = NativeWeights(config, weights, kernels, dtype)
+        self._layers, self._mtp = self._native.layers, self._native.mtp
+        self._frequencies = [torch.tensor(rotary(config).frequencies) for rotary in (sliding_rotary, compress_rotary)]
         self._model = self._model_struct()
         self._caches: Caches | None = None
         self._scratch_rows = 0
@@ -95,93 +72,6 @@ class NativeDeepseekV4(V4Base):
         self._pending: tuple[ForwardBatch, StepStruct, list[object]] | None = None
 
     # -- structures --
-
-    def _pin(self, tensor: Tensor | None) -> int | None:
-        if tensor is None:
-            return None
-        kept = tensor.contiguous()
-        self._keep.append(kept)
-        return kept.data_ptr()
-
-    def _pack(self, weight: Tensor, make: LinearKernel | None = None) -> WeightStruct:
-        """Packed for the CPU's bf16 or integer products, or row-major float32."""
-        if self._is_fp32:
-            n, k = weight.shape
-            self._max_inputs = max(self._max_inputs, k)
-            return WeightStruct(format=FP32_WEIGHT, n=n, k=k, ldo=n, weight=self._pin(weight))
-        linear = (make or self._kernels.linear)(weight)
-        assert isinstance(linear, NativeLinear), f"{type(linear).__name__} is not a native layer"
-        self._keep.append(linear)
-        self._max_inputs = max(self._max_inputs, linear.packed.inputs)
-        return linear.struct()
-
-    def _pack_all(self, weights: Tensor) -> int:
-        """[n, N, K] -> address of n packed weights."""
-        structs = (WeightStruct * len(weights))(*(self._pack(weight) for weight in weights))
-        self._keep.append(structs)
-        return addressof(structs)
-
-    def _connection(self, weights: ConnectionWeights) -> ConnectionStruct:
-        return ConnectionStruct(self._pin(weights.fn), self._pin(weights.base), self._pin(weights.scale))
-
-    def _collapse_of(self, weights: CollapseWeights) -> CollapseStruct:
-        return CollapseStruct(self._connection(weights.hc_head), self._pin(weights.norm))
-
-    def _layer_struct(self, block: BlockWeights, ratio: int) -> LayerStruct:
-        attention, moe = block.attention, block.moe
-        layer = LayerStruct(
-            ratio=ratio,
-            attn_norm=self._pin(block.attn_norm),
-            ffn_norm=self._pin(block.ffn_norm),
-            q_norm=self._pin(attention.q_norm),
-            kv_norm=self._pin(attention.kv_norm),
-            sink=self._pin(attention.sink),
-            hc_attn=self._connection(block.hc_attn),
-            hc_ffn=self._connection(block.hc_ffn),
-            qkv=self._pack(attention.qkv),
-            wq_b=self._pack(attention.wq_b),
-            wo_b=self._pack(attention.wo_b),
-            wo_a=self._grouped(attention.wo_a),
-            gate=self._pin(moe.gate),
-            bias=self._pin(moe.bias),
-            hash=self._pin(moe.table),
-            w13=self._pack_all(moe.w13),
-            w2=self._pack_all(moe.w2),
-            shared_w13=self._pack(moe.shared_w13),
-            shared_w2=self._pack(moe.shared_w2),
-        )
-        if ratio:
-            self._add_compressor(layer, attention)
-        return layer
-
-    def _grouped(self, weight: Tensor) -> int:
-        """Output projection [G, R, K]: each group's outputs lie side by side in rows of G R floats."""
-        structs = (WeightStruct * len(weight))(*(self._pack(group) for group in weight))
-        for struct in structs:
-            struct.ldo = weight.shape[0] * weight.shape[1]
-        self._keep.append(structs)
-        return addressof(structs)
-
-    def _add_compressor(self, layer: LayerStruct, attention: AttentionWeights) -> None:
-        assert attention.compressor is not None
-        layer.compress = self._pin(attention.compress)
-        layer.ape, layer.entry_norm = self._pin(attention.compressor.ape), self._pin(attention.compressor.norm)
-        if attention.index_compressor is not None:
-            assert attention.index_wq_b is not None
-            layer.index_ape = self._pin(attention.index_compressor.ape)
-            layer.index_norm = self._pin(attention.index_compressor.norm)
-            layer.index_weights = self._pin(attention.index_weights)
-            layer.index_wq_b = self._pack(attention.index_wq_b)
-
-    def _mtp_struct(self, weights: MtpWeights) -> MtpStruct:
-        return MtpStruct(
-            layer=self._layer_struct(weights.block, 0),
-            e_proj=self._pack(weights.e_proj),
-            h_proj=self._pack(weights.h_proj),
-            enorm=self._pin(weights.enorm),
-            hnorm=self._pin(weights.hnorm),
-            collapse=self._collapse_of(weights.collapse),
-        )
 
     def _model_struct(self) -> ModelStruct:
         c = self.config
@@ -212,11 +102,11 @@ class NativeDeepseekV4(V4Base):
             index=LayoutStruct.of(self.formats.index),
             sliding_freq=self._frequencies[0].data_ptr(),
             compress_freq=self._frequencies[1].data_ptr(),
-            embed=self._embed.data_ptr(),
-            embed_is_fp32=int(self._is_fp32),
+            embed=self._native.embed.data_ptr(),
+            embed_is_fp32=int(self._native.is_fp32),
             layers=addressof(self._layers),
-            collapse=self._collapse_struct,
-            head=self._head,
+            collapse=self._native.collapse,
+            head=self._native.head,
         )
 
     def _reserve_scratch(self, rows: int) -> None:
@@ -260,7 +150,7 @@ class NativeDeepseekV4(V4Base):
             if name != "proj":
                 setattr(self._model, name, tensor.data_ptr())
         m = self._model
-        inputs = 2 * self._max_inputs if self._is_fp32 else self._max_inputs  # in units of a bf16
+        inputs = self._native.max_inputs * (2 if self._native.is_fp32 else 1)  # in units of a bf16
         self._act, self._act_rows = (Activations("bf16", size, inputs) for size in (rows, routed))
         m.act, m.act_scale, m.act_sums = self._act.pointers
         m.act_rows, m.act_rows_scale, m.act_rows_sums = self._act_rows.pointers
@@ -361,7 +251,7 @@ class NativeDeepseekV4(V4Base):
 
     def collapse(self, streams: Tensor) -> Tensor:
         """Trunk streams [T, N, C] -> hidden states [T, C] for compute_logits."""
-        return self._collapse_rows(self._collapse_struct, streams)
+        return self._collapse_rows(self._native.collapse, streams)
 
     def _collapse_rows(self, collapse: CollapseStruct, streams: Tensor) -> Tensor:
         streams = streams.contiguous()
