@@ -4,6 +4,7 @@
 PORT ?= 8000
 MODEL ?= smollm2
 TORCH_INDEX ?=
+ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -c constraints.txt
@@ -13,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest
 .PHONY: help setup serve chat demo test check test-ci test-slow clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z%-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: .venv/.ok ## create .venv and install tokenmill with its engine
 
@@ -40,6 +41,9 @@ test-ci: .venv/.ok-test ## process tests, one after the other; a skipped back-en
 
 test-slow: .venv/.ok-test ## soaks and full grids (hours)
 	$(PYTEST) -m slow --timeout 3600
+
+test-peers-%: .venv/.ok-test ## real clients or other engines, pinned in environments of their own: test-peers-clients
+	$(BIN)/python tests/peers/$*/run.py $(ARGS)
 
 clean: ## remove the environment and every cache of the tools
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage
