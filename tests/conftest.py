@@ -14,7 +14,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--goldens", metavar="DIR", help="run the golden tests on the checkpoints in the folders below DIR")
+    parser.addoption(
+        "--goldens", metavar="DIR", help="run the golden tests on the checkpoints in the folders below DIR"
+    )
 
 
 def missing_backends(item: pytest.Item) -> list[str]:
