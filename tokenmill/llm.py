@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.core.errors import CapabilityError, InternalError
+from tokenmill.core.errors import CapabilityError, from_code
+from tokenmill.core.grammar import Grammar
 from tokenmill.core.request import FinishReason, Request, SamplingParams
 from tokenmill.cost.rates import resolve_rate
 from tokenmill.engine.config import EngineConfig
@@ -71,10 +72,12 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        grammar: Grammar | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt (text or token ids), in order. Typed errors are raised before anything runs.
 
+        grammar      what every output must keep to
         on_progress  called with (finished choices, all choices) after each step
         """
         batch: list[Any] = [prompts] if isinstance(prompts, str) or _is_token_ids(prompts) else list(prompts)
@@ -84,17 +87,22 @@ class LLM:
         run = _Run(self)
         try:
             for prompt, one in zip(batch, per_prompt, strict=True):
-                run.add(self._encode(prompt), one)
+                run.add(self._encode(prompt), one, grammar)
             return run.finish(on_progress)
         finally:
             run.abort_rest()
 
     def chat(
-        self, messages: list[dict[str, Any]], sampling: SamplingParams | None = None, **template_kwargs: Any
+        self,
+        messages: list[dict[str, Any]],
+        sampling: SamplingParams | None = None,
+        *,
+        grammar: Grammar | None = None,
+        **template_kwargs: Any,
     ) -> RequestOutput:
         """Answer one conversation, rendered with the model's chat template."""
         encoding = load_encoding(self.engine.card.chat_encoding, self._tokenizer_or_error())
-        return self.generate([encoding.encode(messages, **template_kwargs)], sampling)[0]
+        return self.generate([encoding.encode(messages, **template_kwargs)], sampling, grammar=grammar)[0]
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return self._tokenizer_or_error().encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -118,7 +126,7 @@ class _Run:
         self._choices: dict[str, tuple[RequestOutput, CompletionOutput, OutputProcessor]] = {}
         self._num_choices = 0
 
-    def add(self, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
+    def add(self, prompt_token_ids: list[int], sampling: SamplingParams, grammar: Grammar | None) -> None:
         request_output = RequestOutput(prompt_token_ids, [])
         self._outputs.append(request_output)
         sampling.check(self._llm.engine.card.vocab_size)
@@ -133,6 +141,7 @@ class _Run:
                 seed=seed,
                 choice_index=index,
                 eos_token_ids=self._llm.engine.card.eos_token_ids,
+                grammar=grammar,
             )
             self._llm.engine.add(request)
             choice = CompletionOutput(logprobs=None if one.logprobs is None else [])
@@ -151,7 +160,9 @@ class _Run:
 
     def _take(self, delta: Any) -> None:
         if delta.error is not None:
-            raise InternalError(f"request {delta.request_id}: {delta.error[1]}")
+            self._choices.pop(delta.request_id)
+            code, message = delta.error
+            raise from_code(code, message, delta.error_param)
         request_output, choice, processor = self._choices[delta.request_id]
         choice.seconds += delta.seconds
         choice.usd = choice.seconds * self._llm.rate.usd_per_hour / 3600

@@ -13,13 +13,15 @@ from tests.structured.engines import BYTES, EOS, byte_engine, noise, request, ru
 from tests.structured.helpers import GRAMMARS, PERSON, json_schema, object_of, take_text
 from tests.structured.schemas import draw_schema
 from tests.structured.validator import problem
+from tokenmill.core.errors import BadRequestError
 from tokenmill.core.grammar import Grammar, GrammarKind
-from tokenmill.core.request import FinishReason
+from tokenmill.core.request import FinishReason, SamplingParams
 from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.simulated import simulated_engine
 from tokenmill.engine.structured.base import GrammarBackend, GrammarLimitError
 from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
+from tokenmill.llm import LLM
 from tokenmill.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.requires_llguidance
@@ -212,3 +214,14 @@ def test_a_grammar_that_becomes_too_costly_ends_its_request_alone(
     assert outputs["costly"].text == "abc" and outputs["costly"].error is not None
     assert outputs["costly"].error[0] == "unsupported" and "too costly" in outputs["costly"].error[1]
     assert outputs["other"].finish_reason is FinishReason.STOP
+
+
+def test_offline(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), deterministic=True, num_threads=1, kv_cache_memory_bytes=2**22)
+    outputs = llm.generate(["a", "b"], SamplingParams(max_tokens=300, n=2, seed=3), grammar=json_schema(PERSON))
+    texts = [choice.text for output in outputs for choice in output.outputs if choice.finish_reason == "stop"]
+    assert texts and all(problem(json.loads(text), PERSON) is None for text in texts)
+    with pytest.raises(BadRequestError) as caught:
+        llm.generate(["a"], grammar=json_schema({"type": "x"}, param="grammar"))
+    assert caught.value.param == "grammar.type" and not llm.engine.has_work()
+    assert llm.chat([{"role": "user", "content": "x"}], grammar=GRAMMARS["choice"]).text

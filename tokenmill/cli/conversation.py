@@ -71,6 +71,7 @@ def _read_line() -> str:
 async def _answer(session: aiohttp.ClientSession, target: Target, conversation: Conversation, *, as_json: bool) -> None:
     """Stream one answer to the terminal and into the history."""
     pieces: list[str] = []
+    thoughts: list[str] = []
     usage: dict[str, Any] = {}
     try:
         body = conversation.body(target.model)
@@ -83,19 +84,27 @@ async def _answer(session: aiohttp.ClientSession, target: Target, conversation: 
                     raise _refusal(200, data)
                 usage = chunk.get("usage") or usage
                 for choice in chunk.get("choices") or ():
-                    pieces.append((choice.get("delta") or {}).get("content") or "")
+                    delta = choice.get("delta") or {}
+                    thoughts.append(delta.get("reasoning") or "")
+                    pieces.append(delta.get("content") or "")
                     if not as_json:
-                        print(pieces[-1], end="", flush=True)
+                        print(_faint(thoughts[-1]) + pieces[-1], end="", flush=True)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise UnavailableError(
             f"{target.url} does not answer ({type(error).__name__}: {error}): is it running?"
         ) from None
-    conversation.messages.append({"role": "assistant", "content": "".join(pieces)})
+    message = {"content": "".join(pieces)} | ({"reasoning": "".join(thoughts)} if any(thoughts) else {})
+    conversation.messages.append({"role": "assistant", **message})
     if as_json:
-        print_json({"content": "".join(pieces), "usage": usage})
+        print_json({**message, "usage": usage})
     else:
         print()
         note(_cost_line(usage))
+
+
+def _faint(thought: str) -> str:
+    """Reasoning, so that it can be told from the answer."""
+    return f"\x1b[2m{thought}\x1b[0m" if thought and sys.stdout.isatty() else thought
 
 
 def _refusal(status: int, text: str) -> TokenmillError:

@@ -187,6 +187,11 @@ class Engine:
         """Assert that no block is lost or double-booked; cheap enough to run whenever idle."""
         self._scheduler.check_integrity()
 
+    @property
+    def runner(self) -> Runner:
+        """To be looked at by measurements."""
+        return self._runner
+
     def memory_report(self) -> dict[str, int]:
         return self._runner.memory_report()
 
