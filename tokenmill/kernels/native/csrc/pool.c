@@ -13,6 +13,18 @@
 #endif
 
 #define SPINS_BEFORE_SLEEP 20000
+#define SLOTS 64
+
+/* One operation. A helper that comes late finds another ticket in the slot and leaves; one that is inside keeps
+ * `users` above zero, so that the slot is not filled anew under its hands. */
+typedef struct {
+    _Atomic uint64_t ticket;
+    _Atomic int users;
+    tm_body body;
+    void *arg;
+    int64_t n, grain;
+    _Atomic int64_t next, done;
+} job;
 
 static struct {
     int num_threads;
@@ -20,21 +32,17 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     int num_sleeping;
-    /* the operation being run: written by the caller before `ticket` is raised */
-    tm_body body;
-    void *arg;
-    int64_t n, grain;
-    _Atomic int64_t next;
-    _Atomic int64_t num_done;      /* helpers that finished this ticket */
+    job jobs[SLOTS];
     _Atomic uint64_t ticket;
 } pool = {.num_threads = 1};
 
-static void work(void) {
+static void work(job *j) {
     for (;;) {
-        int64_t begin = atomic_fetch_add_explicit(&pool.next, pool.grain, memory_order_relaxed);
-        if (begin >= pool.n) return;
-        int64_t end = begin + pool.grain;
-        pool.body(pool.arg, begin, end < pool.n ? end : pool.n);
+        int64_t begin = atomic_fetch_add_explicit(&j->next, j->grain, memory_order_relaxed);
+        if (begin >= j->n) return;
+        int64_t end = begin + j->grain < j->n ? begin + j->grain : j->n;
+        j->body(j->arg, begin, end);
+        atomic_fetch_add_explicit(&j->done, end - begin, memory_order_release);
     }
 }
 
@@ -58,8 +66,10 @@ static void *helper(void *unused) {
     uint64_t seen = 0;
     for (;;) {
         seen = wait_for_ticket(seen);
-        work();
-        atomic_fetch_add_explicit(&pool.num_done, 1, memory_order_release);
+        job *j = &pool.jobs[seen % SLOTS];
+        atomic_fetch_add(&j->users, 1);
+        if (atomic_load(&j->ticket) == seen) work(j);
+        atomic_fetch_sub(&j->users, 1);
     }
     return NULL;
 }
@@ -83,24 +93,28 @@ int tm_start(int num_threads) {
 int tm_num_threads(void) { return pool.num_threads; }
 
 void tm_for(int64_t n, int64_t grain, tm_body body, void *arg) {
-    int helpers = pool.num_threads - 1;
-    if (helpers == 0 || n <= grain) {
+    if (pool.num_threads == 1 || n <= grain) {
         if (n > 0) body(arg, 0, n);
         return;
     }
-    pool.body = body;
-    pool.arg = arg;
-    pool.n = n;
-    pool.grain = grain;
-    atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
-    atomic_store_explicit(&pool.num_done, 0, memory_order_relaxed);
-    atomic_fetch_add(&pool.ticket, 1);
+    uint64_t ticket = atomic_load_explicit(&pool.ticket, memory_order_relaxed) + 1;
+    job *j = &pool.jobs[ticket % SLOTS];
+    atomic_store(&j->ticket, 0);
+    while (atomic_load(&j->users)) sched_yield(); /* 64 operations ago: nearly never */
+    j->body = body;
+    j->arg = arg;
+    j->n = n;
+    j->grain = grain;
+    atomic_store_explicit(&j->next, 0, memory_order_relaxed);
+    atomic_store_explicit(&j->done, 0, memory_order_relaxed);
+    atomic_store(&j->ticket, ticket);
+    atomic_store(&pool.ticket, ticket);
     pthread_mutex_lock(&pool.lock);
     if (pool.num_sleeping) pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.lock);
-    work();
-    /* A helper that was descheduled holds us up: give it the processor after a while. */
-    for (int i = 0; atomic_load_explicit(&pool.num_done, memory_order_acquire) < helpers; i++) {
+    work(j);
+    /* Only chunks that a helper has taken hold us up, not helpers that never came; yield when one is descheduled. */
+    for (int i = 0; atomic_load_explicit(&j->done, memory_order_acquire) < n; i++) {
         if (i > 2000) sched_yield();
         else cpu_relax();
     }
