@@ -190,7 +190,7 @@ def test_concurrent_schemas_with_a_shared_prefix_keep_apart(checkpoint: Path) ->
 
 
 def test_a_hundred_schema_requests_in_turn(plain: Engine) -> None:
-    """S36 without drafts: none fails, all parse; compiled once per schema, a matcher for each request."""
+    """None fails, all parse: compiled once, a matcher for each request."""
     grammar = json_schema(object_of(n={"type": "integer", "minimum": 0, "maximum": 999}))
     outputs = run(plain, *(request(f"h{i}", grammar, seed=i, max_tokens=40) for i in range(100)))
     assert all(0 <= json.loads(output.text)["n"] <= 999 for output in outputs.values())
