@@ -47,7 +47,7 @@ PATHS = ("reference", "native")
 @cache
 def load_golden_model(path: Path, extra: tuple[tuple[str, str], ...] = (), kernels: str = "reference") -> Any:
     is_reference = kernels == "reference"
-    model = load_model(path, dtype="float32", deterministic=is_reference, extra=dict(extra)).model
+    model = load_model(path, dtype="float32", deterministic=is_reference, extra={"mtp": "auto", **dict(extra)}).model
     assert isinstance(model, DeepseekV4 if is_reference else NativeDeepseekV4), type(model)
     return model
 

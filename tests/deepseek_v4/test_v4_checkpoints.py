@@ -32,7 +32,7 @@ PROMPT = tokens(70)
 
 
 def load(folder: Path, **extra: str) -> DeepseekV4:
-    return load_model(folder, dtype="float32", deterministic=True, extra=extra).model
+    return load_model(folder, dtype="float32", deterministic=True, extra={"mtp": "auto", **extra}).model
 
 
 def logits(model: DeepseekV4) -> Tensor:

@@ -35,7 +35,7 @@ CONFIG = v4_json(compress_ratios=[0, 4, 32, 4, 128, 0], num_hidden_layers=5, ind
 
 
 def load_native(folder: Path, **extra: str) -> NativeDeepseekV4:
-    model = load_model(folder, dtype="bfloat16", backend="native", extra=extra).model
+    model = load_model(folder, dtype="bfloat16", backend="native", extra={"mtp": "auto", **extra}).model
     assert isinstance(model, NativeDeepseekV4)
     return model
 
@@ -97,7 +97,7 @@ def test_each_kind_of_layer_equals_the_rounding_reference(
     config |= {"num_hash_layers": ratio // 128}
     folder = write_checkpoint(tmp_path, config, as_bf16(random_tensors(config, ratio)))
     extra = {"kv_cache_dtype": kv, "index_cache_dtype": index}
-    reference = load_model(folder, dtype="float32", deterministic=True, extra=extra).model
+    reference = load_model(folder, dtype="float32", deterministic=True, extra={"mtp": "auto", **extra}).model
     traces = []
     for one in (reference, load_native(folder, **extra)):
         assert isinstance(one, DeepseekV4 | NativeDeepseekV4)

@@ -163,6 +163,12 @@ def test_recompute_retention_resumes_before_the_hit_and_keeps_no_windows():
     kv.check_integrity()
 
 
+def test_recompute_retention_is_refused_for_windows_alone():
+    window = CacheGroup("window", GroupKind.SLIDING_WINDOW, 10, window_tokens=3, rebuild_tokens=6)
+    with pytest.raises(ConfigError, match="without a window"):
+        KVCacheManager((window,), {"window": 10}, 4, retention_interval=None)
+
+
 def test_recompute_retention_is_refused_when_a_group_can_not_be_rebuilt():
     with pytest.raises(ConfigError, match="can not be rebuilt"):
         KVCacheManager((FULL, WINDOW), {"full": 10, "window": 10}, 4, retention_interval=None)

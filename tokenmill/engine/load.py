@@ -81,7 +81,9 @@ def load_engine(
         name=name,
         architecture=loaded.architecture,
         max_model_len=max_model_len,
-        kv_capacity_tokens=min(num_blocks[g.name] for g in groups if g.window_tokens is None) * block_size,
+        kv_capacity_tokens=min(
+            (num_blocks[g.name] * block_size for g in groups if g.window_tokens is None), default=max_model_len
+        ),
         max_num_seqs=config.max_num_seqs,
         vocab_size=model.vocab_size,
         block_size=block_size,

@@ -211,6 +211,10 @@ class KVCacheManager:
 
 def _rebuild_blocks(groups: Sequence[CacheGroup], block_size: int) -> int:
     """Blocks to compute again before a hit when no window states are kept."""
+    if all(group.window_tokens is not None for group in groups):
+        raise ConfigError(
+            "window_retention 'recompute' needs a cache group without a window: choose 'all' or 'periodic'"
+        )
     tokens = 0
     for group in groups:
         if group.window_tokens and group.is_required:

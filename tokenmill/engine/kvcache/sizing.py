@@ -42,8 +42,9 @@ def size_pools(
     fixed_bytes = sum(g.bytes_per_block * fixed[g.name] for g in windowed)
     per_block = growing + retained_share * sum(g.bytes_per_block for g in windowed)
     wanted = max_num_seqs * -(-max_model_len // block_size)
-    num_blocks = min(wanted, int((budget_bytes - fixed_bytes) // per_block))
-    if num_blocks < 2:
+    left_bytes = budget_bytes - fixed_bytes
+    num_blocks = min(wanted, int(left_bytes // per_block)) if per_block else wanted
+    if num_blocks < 2 or left_bytes < 0:
         least = fixed_bytes + 2 * per_block
         raise ConfigError(
             f"the KV cache was given {format_bytes(budget_bytes)}; {max_num_seqs} sequences need at least "

@@ -31,12 +31,12 @@ EXTRA = ("kv_cache_dtype", "index_cache_dtype", "mtp")
 
 
 def build(checkpoint: Checkpoint, options: LoadOptions) -> BuiltModel:
-    """Extra options: kv_cache_dtype, index_cache_dtype (auto or a name), mtp: auto (when present) | on | off."""
+    """Extra options: kv_cache_dtype, index_cache_dtype (auto or a name); mtp: off, auto (when present) or on."""
     options.refuse_extra(EXTRA)
     config = DeepseekV4Config.from_dict(checkpoint.config)
     hub = HubCheckpoint(checkpoint)
     hub.check_plain()
-    num_mtp = _num_mtp(hub, config, options.extra.get("mtp", "auto"))
+    num_mtp = _num_mtp(hub, config, options.extra.get("mtp", "off"))
     formats = cache_formats(
         config,
         str(options.dtype).removeprefix("torch."),
