@@ -5,6 +5,7 @@ Not responsible for: requests of the core (generation.py), how the answer looks 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,13 +16,14 @@ from tokenmill.api.generation import EncodedPrompt
 from tokenmill.api.model_service import ModelService
 from tokenmill.api.openai_types import ChatRequest
 from tokenmill.api.reading import Reading
+from tokenmill.api.reasoning_tokens import ReasoningCounter
 from tokenmill.api.structured import content_grammar
 from tokenmill.api.tools import ToolUse, tool_use
 from tokenmill.core.errors import BadRequestError, CapabilityError
 from tokenmill.core.grammar import Grammar
 from tokenmill.text.parsers.registry import ParserNames, build_parser, call_mark
 
-_END_THINK = "</think>"
+_THINK, _END_THINK = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +74,25 @@ def _scope(body: ChatRequest) -> str:
 def _reading(body: ChatRequest, service: ModelService, use: ToolUse, prompt: EncodedPrompt, is_inside: bool) -> Reading:
     names = ParserNames(service.card.tool_parser, service.card.reasoning_parser)
     make_parser = partial(build_parser, names, tools=use.tools, starts_in_reasoning=is_inside)
+    make_counter = _counter(service, is_inside)
     if not service.can_replay:
-        return Reading(make_parser)
+        return Reading(make_parser, make_counter=make_counter)
 
     async def remember(token_ids: list[int], message: dict[str, Any]) -> None:
         await service.remember(prompt.token_ids, token_ids, message, scope=_scope(body))
 
-    return Reading(make_parser, remember)
+    return Reading(make_parser, remember, make_counter)
+
+
+def _counter(service: ModelService, is_inside: bool) -> Callable[[], ReasoningCounter] | None:
+    """None where the model does not think, or its tags are no tokens."""
+    tokenizer = service.tokenizer
+    if service.card.reasoning_parser is None or tokenizer is None:
+        return None
+    close_id = tokenizer.token_to_id(_END_THINK)
+    if close_id is None:
+        return None
+    return partial(ReasoningCounter, tokenizer.token_to_id(_THINK), close_id, starts_inside=is_inside)
 
 
 def _call_mark_id(service: ModelService) -> int | None:

@@ -43,13 +43,14 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What one choice gained. `num_output_tokens` is the running total, the other fields are news.
+    """What one choice gained. `num_output_tokens` is a running total, fields without a note are news.
 
-    index               of the choice in the answer: prompt * n + choice of that prompt
-    num_cached_tokens   on the first delta
-    stop_reason         the stop string or token id that ended it; None for end-of-sequence
-    events              what `text` means: reasoning, content, tool calls; of chats only
-    has_whole_calls     with finish_reason: it made calls, and none of them was cut off
+    index                 of the choice in the answer: prompt * n + choice of that prompt
+    num_cached_tokens     on the first delta
+    stop_reason           the stop string or token id that ended it; None for end-of-sequence
+    events                what `text` means: reasoning, content, tool calls; of chats only
+    has_whole_calls       with finish_reason: it made calls, and none of them was cut off
+    num_reasoning_tokens  running total
     """
 
     index: int
@@ -63,6 +64,7 @@ class ChoiceDelta:
     num_cached_tokens: int | None = None
     events: tuple[Event, ...] = ()
     has_whole_calls: bool = False
+    num_reasoning_tokens: int = 0
 
 
 def expand(
@@ -121,6 +123,8 @@ class Generation:
         self.requests = requests
         self.num_output_tokens = [0] * len(requests)
         self.num_cached_tokens = [0] * len(requests)
+        self.num_reasoning_tokens = [0] * len(requests)
+        self.counts_reasoning = reading is not None and reading.make_counter is not None
         self._dispatcher = dispatcher
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -164,6 +168,7 @@ class Generation:
 
     def _account(self, delta: ChoiceDelta) -> None:
         self.num_output_tokens[delta.index] = delta.num_output_tokens
+        self.num_reasoning_tokens[delta.index] = delta.num_reasoning_tokens
         if delta.num_cached_tokens is not None:
             self.num_cached_tokens[delta.index] = delta.num_cached_tokens
         if delta.finish_reason is not None:
@@ -224,6 +229,7 @@ async def _choice_delta(index: int, delta: TokenDelta, text: TextDelta, reader: 
         num_cached_tokens=delta.num_cached_tokens,
         events=events,
         has_whole_calls=reader is not None and text.finish_reason is not None and reader.has_whole_calls,
+        num_reasoning_tokens=0 if reader is None else reader.num_reasoning_tokens,
     )
 
 
@@ -246,4 +252,5 @@ def merge(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
         num_cached_tokens=next((d.num_cached_tokens for d in deltas if d.num_cached_tokens is not None), None),
         events=tuple(chain.from_iterable(delta.events for delta in deltas)),
         has_whole_calls=last.has_whole_calls,
+        num_reasoning_tokens=last.num_reasoning_tokens,
     )

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.api.reasoning_tokens import ReasoningCounter
 from tokenmill.text.parsers.base import OutputParser
 from tokenmill.text.parsers.events import Event, ParsedMessage, ToolCallEnd, ToolCallStart, collect
 
@@ -19,12 +20,14 @@ Remember = Callable[[list[int], dict[str, Any]], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class Reading:
     """
-    make_parser  one for each choice
-    remember     told of every answer that ended by itself, before its last piece goes out; None: nothing is kept
+    make_parser   one for each choice
+    remember      told of every answer that ended by itself, before its last piece goes out; None: nothing is kept
+    make_counter  one for each choice; None: reasoning has no tags that are tokens
     """
 
     make_parser: Callable[[], OutputParser]
     remember: Remember | None = None
+    make_counter: Callable[[], ReasoningCounter] | None = None
 
 
 class ChoiceReader:
@@ -33,6 +36,7 @@ class ChoiceReader:
     def __init__(self, reading: Reading) -> None:
         self._parser = reading.make_parser()
         self._remember = reading.remember
+        self._counter = None if reading.make_counter is None else reading.make_counter()
         self._events: list[Event] = []
         self._token_ids: list[int] = []
         self._num_calls = 0
@@ -43,8 +47,14 @@ class ChoiceReader:
         """There is a call, and every call has its end."""
         return 0 < self._num_calls == self._num_whole_calls
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self._counter is None else self._counter.num_tokens
+
     def read(self, text: str, token_ids: tuple[int, ...], *, is_end: bool) -> tuple[Event, ...]:
         """Events of the next piece of text; with the last piece, of all that was held back."""
+        if self._counter is not None:
+            self._counter.take(token_ids)
         events = self._parser.feed(text) if text else []
         if is_end:
             events += self._parser.finish()

@@ -18,12 +18,15 @@ def token_usage(generation: Generation) -> dict[str, Any]:
     firsts = [i for i, request in enumerate(generation.requests) if request.choice_index == 0]
     num_prompt_tokens = sum(len(generation.requests[i].prompt_token_ids) for i in firsts)
     num_output_tokens = sum(generation.num_output_tokens)
-    return {
+    usage: dict[str, Any] = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(generation.num_cached_tokens[i] for i in firsts)},
     }
+    if generation.counts_reasoning:
+        usage["completion_tokens_details"] = {"reasoning_tokens": sum(generation.num_reasoning_tokens)}
+    return usage
 
 
 def full_usage(generation: Generation, ledger: Ledger) -> dict[str, Any]:
