@@ -13,8 +13,8 @@ from tokenmill.core.model_card import ModelCard
 from tokenmill.engine.card_names import text_names
 from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.kvcache.build import build_kv
 from tokenmill.engine.kvcache.manager import KVCacheManager
-from tokenmill.engine.kvcache.sizing import size_pools
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.structured.desk import GrammarDesk
 from tokenmill.engine.structured.opening import open_compiler
@@ -22,6 +22,7 @@ from tokenmill.infra.memory import read_host_memory
 
 if TYPE_CHECKING:
     from tokenmill.models.base import Model
+    from tokenmill.models.registry import LoadedModel
 
 _DEFAULT_KV_SHARE = 0.4
 _PROBE_CONTEXT = 1024
@@ -60,38 +61,34 @@ def load_engine(
     block_size = config.block_size or loaded.default_block_size
     max_model_len = _max_model_len(config, model.max_model_len)
     _check_budget(config, max_model_len)
-    groups = model.cache_groups(block_size)
-    num_blocks = size_pools(
-        groups,
-        block_size,
-        config.kv_cache_memory_bytes or default_kv_bytes(read_host_memory().available_bytes, num_workers),
+    kv = build_kv(
+        model.cache_groups(block_size),
+        config,
+        block_size=block_size,
         max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        retained_share=config.retained_share,
+        budget_bytes=config.kv_cache_memory_bytes or default_kv_bytes(read_host_memory().available_bytes, num_workers),
     )
-    kv = KVCacheManager(
-        groups,
-        num_blocks,
-        block_size,
-        enable_prefix_caching=config.enable_prefix_caching,
-        retention_interval=config.retention_interval,
-    )
-    card = ModelCard(
+    card = _card(loaded, config, name, kv, max_model_len)
+    runner = TorchRunner(model, model.allocate_caches(kv.num_blocks, block_size), block_size)
+    scheduler = Scheduler(config.scheduler_limits, kv)
+    grammars = GrammarDesk(lambda: open_compiler(card, config.grammar_backend, config.grammar_deadline_s))
+    return Engine(card, scheduler, runner, SystemClock(), context_weight=_context_weight(model), grammars=grammars)
+
+
+def _card(loaded: LoadedModel, config: EngineConfig, name: str, kv: KVCacheManager, max_model_len: int) -> ModelCard:
+    return ModelCard(
         name=name,
         architecture=loaded.architecture,
         max_model_len=max_model_len,
-        kv_capacity_tokens=min(
-            (num_blocks[g.name] * block_size for g in groups if g.window_tokens is None), default=max_model_len
-        ),
+        kv_capacity_tokens=kv.capacity_tokens or max_model_len,
         max_num_seqs=config.max_num_seqs,
-        vocab_size=model.vocab_size,
-        block_size=block_size,
+        vocab_size=loaded.model.vocab_size,
+        block_size=kv.block_size,
         weights_version=loaded.weights_version,
         hash_algorithm=config.hash_algorithm,
         tokenizer_path=None if loaded.tokenizer_path is None else str(loaded.tokenizer_path),
         eos_token_ids=tuple(loaded.eos_token_ids),
-        num_parameters=model.num_parameters,
+        num_parameters=loaded.model.num_parameters,
         dtype=loaded.dtype,
         created_s=int(time.time()),
         **text_names(
@@ -102,10 +99,6 @@ def load_engine(
             chat_encoding=loaded.chat_encoding,
         ),
     )
-    runner = TorchRunner(model, model.allocate_caches(num_blocks, block_size), block_size)
-    scheduler = Scheduler(config.scheduler_limits, kv)
-    grammars = GrammarDesk(lambda: open_compiler(card, config.grammar_backend, config.grammar_deadline_s))
-    return Engine(card, scheduler, runner, SystemClock(), context_weight=_context_weight(model), grammars=grammars)
 
 
 def _context_weight(model: Model) -> float:

@@ -16,8 +16,7 @@ from tokenmill.core.step import StepPlan
 from tokenmill.engine.card_names import text_names
 from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.kvcache.manager import KVCacheManager
-from tokenmill.engine.kvcache.sizing import size_pools
+from tokenmill.engine.kvcache.build import build_kv
 from tokenmill.engine.runners.modelled import ModelledRunner, linear_step_s
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.structured.desk import GrammarDesk
@@ -47,20 +46,18 @@ def simulated_engine(
     block_size = config.block_size or 16
     max_model_len = min(config.max_model_len or max_model_len, max_model_len)
     groups = groups or [CacheGroup("full", GroupKind.FULL, _BYTES_PER_TOKEN * block_size)]
-    num_blocks = size_pools(
+    kv = build_kv(
         groups,
-        block_size,
-        config.kv_cache_memory_bytes or kv_tokens * _BYTES_PER_TOKEN,
+        config,
+        block_size=block_size,
         max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        retained_share=config.retained_share,
+        budget_bytes=config.kv_cache_memory_bytes or kv_tokens * _BYTES_PER_TOKEN,
     )
     card = ModelCard(
         name=name,
         architecture="counting",
         max_model_len=max_model_len,
-        kv_capacity_tokens=min(num_blocks[g.name] for g in groups if g.window_tokens is None) * block_size,
+        kv_capacity_tokens=kv.capacity_tokens or max_model_len,
         max_num_seqs=config.max_num_seqs,
         vocab_size=vocab_size,
         block_size=block_size,
@@ -73,13 +70,6 @@ def simulated_engine(
             architecture="counting",
             tokenizer_path=None if tokenizer_path is None else Path(tokenizer_path),
         ),
-    )
-    kv = KVCacheManager(
-        groups,
-        num_blocks,
-        block_size,
-        enable_prefix_caching=config.enable_prefix_caching,
-        retention_interval=config.retention_interval,
     )
     runner = ModelledRunner(vocab_size, step_s or linear_step_s(), pace)
     grammars = GrammarDesk(lambda: open_compiler(card, config.grammar_backend, config.grammar_deadline_s))

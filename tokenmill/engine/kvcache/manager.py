@@ -187,6 +187,16 @@ class KVCacheManager:
 
     # -- views --
 
+    @property
+    def num_blocks(self) -> dict[str, int]:
+        return {name: pool.num_blocks for name, pool in self.pools.items()}
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Longest sequence that fits; None: no group grows with the sequence."""
+        growing = [self.pools[g.name].num_blocks for g in self.groups if g.window_tokens is None]
+        return min(growing) * self.block_size if growing else None
+
     def block_tables(self, request_id: str) -> dict[str, BlockTable]:
         by_group = self._sequences[request_id].by_group
         return {name: BlockTable(blocks.first, tuple(blocks.ids)) for name, blocks in by_group.items()}
