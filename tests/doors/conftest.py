@@ -23,6 +23,7 @@ def server(shared_server: LiveServer) -> Iterator[LiveServer]:
     yield shared_server
     dispatcher = shared_server.dispatcher
     dispatcher.script, dispatcher.cut, dispatcher.error, dispatcher.fail_at = alphabet, None, None, None
+    dispatcher.pause_s = 0.0
     dispatcher.seen.clear()
     dispatcher.aborted.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
@@ -20,6 +21,13 @@ from tokenmill.core.errors import BadRequestError, OverloadedError, WorkerLostEr
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "weather", "parameters": WEATHER}
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 10.0) -> None:
+    until_s = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until_s, "did not happen"
+        time.sleep(0.005)
 
 
 def asks(text: Any = "hi", **fields: Any) -> dict[str, Any]:
@@ -294,3 +302,43 @@ def test_characters_across_tokens(server: LiveServer) -> None:
     assert text_of(whole) == "é€👩‍👩‍👧\ufffd"
     events = named_events(server, PATH, asks())
     assert joined(events) == events[-1]["response"]["output"] and text_of(events[-1]["response"]) == text_of(whole)
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/messages"])
+def test_leaving_ends_the_generation(server: LiveServer, path: str) -> None:
+    """S57, S61: at once, and nothing of it is kept."""
+    num_kept = len(server.context.responses)
+    server.dispatcher.pause_s = 0.005
+    body = asks(include=["message.output_text.logprobs"], max_tokens=1000, stream=True)
+    body |= {"messages": [{"role": "user", "content": "x"}]}
+    for num_bytes in (1, 400, 5000):
+        with server.raw() as connection:
+            connection.sendall(post_bytes(path, json.dumps(body).encode()))
+            while num_bytes > 0:
+                num_bytes -= len(connection.recv(num_bytes))
+        wait_for(lambda: not server.dispatcher.running)
+    assert len(server.dispatcher.aborted) == 3 and len(server.context.responses) == num_kept
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"input": "\\ud800"}',
+        b'{"input": "hi", "metadata": {"a": "\\ud800"}}',
+        b'{"input": "hi", "instructions": "\\udfff\\ud800"}',
+        b'{"input": "hi", "tools": [{"type": "function", "name": "f", "parameters": {"x": 1e999}}]}',
+        b'{"input": "hi", "text": {"format": {"type": "json_schema", "name": "n", "schema": ' + b'{"a":' * 150 + b"1"
+        + b"}" * 150 + b"}}}",
+        b'{"input": [' + b'{"role": "user", "content": "x"},' * 300 + b'{"role": "user", "content": "x"}]}',
+    ],
+)  # fmt: skip
+def test_odd_bodies_are_answered_or_refused(server: LiveServer, body: bytes) -> None:
+    """Half a character, an infinite number, a schema within a schema, many turns: never a 500."""
+    for path, extra in (
+        (PATH, b""),
+        ("/v1/messages", b'"max_tokens": 5, "messages": [{"role": "user", "content": "x"}], '),
+    ):
+        sent = b"{" + extra + b'"model": "bytes", "max_output_tokens": 3, ' + body[1:]
+        response = server.client.post(path, content=sent, headers={"content-type": "application/json"})
+        assert response.status_code in (200, 400), response.text
+        assert response.json()

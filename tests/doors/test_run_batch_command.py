@@ -29,9 +29,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def files(tmp_path: Path, model: str) -> tuple[Path, Path]:
-    lines = [{"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions",
-              "body": {"model": model, "prompt": f"prompt {i}", "max_tokens": 4, "temperature": 0}}
-             for i in range(6)]  # fmt: skip
+    same = {"model": model, "temperature": 0, "stop_token_ids": []}
+    bodies = [("completions", {"prompt": f"prompt {i}", "max_tokens": 4}) for i in range(4)]
+    bodies += [("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4})]
+    bodies += [("responses", {"input": "hi", "max_output_tokens": 4})]
+    lines = [
+        {"custom_id": f"r{i}", "method": "POST", "url": f"/v1/{url}", "body": same | body}
+        for i, (url, body) in enumerate(bodies)
+    ]
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines) + "not json\n")
     return source, tmp_path / "out.jsonl"
@@ -42,6 +47,16 @@ def read(path: Path) -> dict[str | None, Any]:
     by_id = {line["custom_id"]: line for line in lines}
     assert len(by_id) == len(lines)
     return by_id
+
+
+def texts(lines: dict[str | None, Any]) -> dict[str, Any]:
+    bodies = {key: line["response"]["body"] for key, line in lines.items() if key}
+    return {
+        key: [part["text"] for item in body["output"] for part in item["content"]]
+        if "output" in body
+        else body["choices"][0].get("text") or body["choices"][0]["message"]["content"]
+        for key, body in bodies.items()
+    }
 
 
 def num_answered(path: Path) -> int:
@@ -67,8 +82,7 @@ def test_a_file_is_answered_and_a_second_run_does_the_rest(
     again = json.loads(capsys.readouterr().out)
     assert again["num_answered"] + again["num_skipped"] == 6 and again["num_skipped"] >= 2
     assert read(output).keys() == whole.keys()
-    texts = {key: line["response"]["body"]["choices"][0]["text"] for key, line in whole.items() if key}
-    assert {key: line["response"]["body"]["choices"][0]["text"] for key, line in read(output).items() if key} == texts
+    assert texts(read(output)) == texts(whole)
 
 
 def test_a_file_that_names_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
