@@ -76,7 +76,7 @@ def test_every_spelling(
         {"response_format": None, "guided_json": None, "structured_outputs": None},
         {"response_format": {"type": "text"}},
         {"structured_outputs": {}},
-        {"structured_outputs": {"json": None, "json_object": False}},
+        {"structured_outputs": {"json": None, "json_object": False, "disable_fallback": False}},
     ],
     ids=str,
 )

@@ -165,6 +165,16 @@ def test_free_choice_has_a_grammar_only_where_something_is_promised(hermes: Live
     assert _grammar(hermes, tools=[tool(strict=True)], tool_choice="none") is None
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_some_tools_are_allowed(hermes: LiveServer, mode: str) -> None:
+    """The prompt holds all of them, so that a cached prefix stays."""
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "get"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    source = json.loads(_grammar(hermes, tools=[tool(), tool("get")], tool_choice=choice).source)
+    assert [(function["name"], function["index"]) for function in source["functions"]] == [("get", 1)]
+    assert source["has_text"] == (mode == "auto") and source["max_calls"] is None
+
+
 def test_calls_or_an_answer_in_the_format(hermes: LiveServer) -> None:
     grammar = _grammar(hermes, tools=[tool()], response_format={"type": "json_object"})
     assert json.loads(grammar.source)["content"]["kind"] == "json_object"
@@ -206,6 +216,15 @@ for _ in range(80):
             {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "nope"}}},
             "invalid_request",
             "tool_choice",
+        ),
+        ({"tools": [tool()], "tool_choice": {"type": "allowed_tools"}}, "invalid_request", "tool_choice.allowed_tools"),
+        (
+            {
+                "tools": [tool()],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("x")]}},
+            },
+            "invalid_request",
+            "tool_choice.allowed_tools.tools[0].function.name",
         ),
         ({"tool_choice": "required"}, "invalid_request", "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "invalid_request", "tool_choice"),

@@ -21,6 +21,8 @@ _nothing = _is_one_of(False, "", [], {})
 
 #: field -> (is the value harmless?, what can be asked instead); null is always harmless.
 _ANY_ROUTE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "guided_whitespace_pattern": (_nothing, "JSON is written without line breaks"),
+    "structural_tag": (_nothing, "use tools, or response_format"),
     "use_beam_search": (_nothing, "sampling only"),
     "length_penalty": (_is_one_of(1, 1.0), "it belongs to beam search"),
     "logits_processors": (_nothing, "use logit_bias"),

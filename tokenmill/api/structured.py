@@ -74,7 +74,7 @@ def _structured_outputs(given: dict[str, Any] | None) -> list[Grammar | None]:
             found.append(Grammar(kind=GrammarKind.JSON_OBJECT, param=f"{path}.json_object") if value else None)
         elif key in _KINDS:
             found.append(_spelled(key, value, f"{path}.{key}"))
-        elif value is not None:
+        elif value not in (None, False):
             raise CapabilityError(
                 f"{path}.{key[:60]} is not possible: give one of json_object, {', '.join(_KINDS)}",
                 param=f"{path}.{key}",

@@ -5,7 +5,7 @@ Not responsible for: how calls look in a model's text (text/parsers), schemas (e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ class ToolUse:
     tools        that it may call: calls are looked for in the output when there are any
     is_required  the output is nothing but calls
     name         of the one function to call
+    names        of the only functions that may be called; None: of any
     is_parallel  several calls in one answer are fine
     """
 
@@ -35,6 +36,7 @@ class ToolUse:
     tools: Sequence[Tool] = ()
     is_required: bool = False
     name: str | None = None
+    names: tuple[str, ...] | None = None
     is_parallel: bool = True
 
     def grammar(self, card: ModelCard, content: Grammar | None) -> Grammar | None:
@@ -42,13 +44,15 @@ class ToolUse:
 
         Text beside calls is free. A call that must be made counts more than the format of an answer not given.
         """
-        is_held = not self.is_parallel or any(tool["function"].get("strict") for tool in self.tools)
+        is_strict = any(tool["function"].get("strict") for tool in self.tools)
+        is_held = is_strict or not self.is_parallel or self.names is not None
         if not self.tools or not (self.is_required or is_held or content is not None):
             return content
         return calls_grammar(
             card.tool_parser,
             self.tools,
             name=self.name,
+            names=self.names,
             is_parallel=self.is_parallel,
             otherwise=None if self.is_required else content or "text",
         )
@@ -62,8 +66,8 @@ def tool_use(body: ChatRequest, card: ModelCard, max_tools: int, *, can_forbid: 
     """
     tools = body.tools or []
     _check_tools(tools, max_tools)
-    mode, name = _choice(body.tool_choice, tools)
-    if mode == "none" or not tools:
+    choice = _choice(body.tool_choice, tools)
+    if choice.mode == "none" or not tools:
         return ToolUse(tools if can_forbid else ())
     if card.tool_parser is None:
         raise CapabilityError(
@@ -72,7 +76,17 @@ def tool_use(body: ChatRequest, card: ModelCard, max_tools: int, *, can_forbid: 
             param="tools",
         )
     is_parallel = body.parallel_tool_calls is not False
-    return ToolUse(tools, tools, is_required=mode == "required", name=name, is_parallel=is_parallel)
+    is_required = choice.mode == "required"
+    return ToolUse(tools, tools, is_required, name=choice.name, names=choice.names, is_parallel=is_parallel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """`tool_choice`, whichever way it was written; fields as in ToolUse."""
+
+    mode: str
+    name: str | None = None
+    names: tuple[str, ...] | None = None
 
 
 def _check_tools(tools: Sequence[Any], max_tools: int) -> None:
@@ -92,31 +106,49 @@ def _check_tools(tools: Sequence[Any], max_tools: int) -> None:
             raise BadRequestError(f"{path} must be a text of 1 to {_MAX_NAME_CHARS} characters", param=path)
 
 
-def _choice(choice: Any, tools: Sequence[Tool]) -> tuple[str, str | None]:
-    """(mode, name of the one function)."""
+def _choice(choice: Any, tools: Sequence[Tool]) -> _Choice:
     if choice is None:
-        return "auto", None
+        return _Choice("auto")
     if choice in ("none", "auto"):
-        return choice, None
+        return _Choice(choice)
     if choice != "required" and not isinstance(choice, dict):
         raise BadRequestError(
-            f"tool_choice must be one of {', '.join(_MODES)}, or an object that names a function", param="tool_choice"
+            f"tool_choice must be one of {', '.join(_MODES)}, or an object that names functions", param="tool_choice"
         )
     if not tools:
         raise BadRequestError("tool_choice asks for a call, and there are no tools: give some", param="tool_choice")
-    return "required", None if choice == "required" else _name(choice)
-
-
-def _name(choice: Mapping[str, Any]) -> str:
-    if choice.get("type", "function") != "function":
+    if choice == "required":
+        return _Choice("required")
+    kind = choice.get("type", "function")
+    if kind == "allowed_tools":
+        return _allowed(choice.get("allowed_tools"), {tool["function"]["name"] for tool in tools})
+    if kind != "function":
         raise CapabilityError(
-            f"tool_choice.type is {str(choice['type'])[:60]!r}: only function is possible", param="tool_choice.type"
+            f"tool_choice.type is {str(kind)[:60]!r}: possible are function and allowed_tools", param="tool_choice.type"
         )
-    function = choice.get("function")
+    return _Choice("required", name=_name(choice, "tool_choice"))
+
+
+def _allowed(given: Any, known: Set[str]) -> _Choice:
+    """Some of the tools, with a mode of their own: the others stay in the prompt and cannot be called."""
+    path = "tool_choice.allowed_tools"
+    tools = given.get("tools") if isinstance(given, Mapping) else None
+    if not isinstance(tools, list) or not tools or given.get("mode", "auto") not in ("auto", "required"):
+        raise BadRequestError(f"{path} must be an object with mode (auto or required) and tools", param=path)
+    names = [_name(tool, f"{path}.tools[{i}]") for i, tool in enumerate(tools)]
+    for i, name in enumerate(names):
+        if name not in known:
+            where = f"{path}.tools[{i}].function.name"
+            raise BadRequestError(f"{where} names no tool: possible are {', '.join(sorted(known))}", param=where)
+    return _Choice(given.get("mode", "auto"), names=tuple(names))
+
+
+def _name(named: Any, path: str) -> str:
+    function = named.get("function") if isinstance(named, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise BadRequestError(
-            'tool_choice must name a function: {"type": "function", "function": {"name": …}}',
-            param="tool_choice.function.name",
+            f'{path} must name a function: {{"type": "function", "function": {{"name": …}}}}',
+            param=f"{path}.function.name",
         )
     return name

@@ -18,6 +18,7 @@ def calls_grammar(
     tools: Sequence[Mapping[str, Any]],
     *,
     name: str | None = None,
+    names: Sequence[str] | None = None,
     is_parallel: bool = True,
     start_after: tuple[int, ...] = (),
     otherwise: Literal["text"] | Grammar | None = None,
@@ -26,6 +27,7 @@ def calls_grammar(
     tool_parser   name of the model's format (registry.ParserNames.tools)
     tools         as in the request
     name          the one function to call, once; None: any of them
+    names         the only functions that may be called; None: any of them
     is_parallel   several calls in one answer are fine
     start_after   as in Grammar: ids of the end of thinking where the answer begins inside it
     otherwise     None: there must be a call; "text": calls may follow any text; a grammar: calls, or an answer under it
@@ -36,7 +38,8 @@ def calls_grammar(
             param="tool_choice",
         )
     functions = [{"index": i, **_function(tool)} for i, tool in enumerate(tools)]
-    chosen = [function for function in functions if name is None or function["name"] == name]
+    wanted = names if name is None else (name,)
+    chosen = [function for function in functions if wanted is None or function["name"] in wanted]
     if not chosen:
         known = ", ".join(str(function["name"]) for function in functions) or "(none)"
         raise BadRequestError(f"tool_choice names {name!r}: possible are {known}", param="tool_choice")
