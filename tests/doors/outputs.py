@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tokenmill.text.parsers.events import (
@@ -16,6 +17,9 @@ from tokenmill.text.parsers.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+
+#: On a machine that others use, too, slowness is no failure.
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 _texts = st.text(min_size=1, max_size=12)
 _arguments = st.dictionaries(_texts, st.one_of(_texts, st.integers(), st.none(), st.lists(_texts)), max_size=3)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from tests.doors.outputs import cut, outputs
+from tests.doors.outputs import calm, cut, outputs
 from tokenmill.api.anthropic.errors import error_body, is_messages_path
 from tokenmill.api.anthropic.events import MessageEvents, message_usage
 from tokenmill.core.errors import BadRequestError, InternalError, OverloadedError, TokenmillError, WorkerLostError
@@ -65,6 +65,7 @@ def joined(events: list[Json]) -> Json:
     return message
 
 
+@calm
 @given(outputs(), st.data())
 def test_joined_events_are_the_final_message_however_cut(output: tuple[list[Event], bool], data: st.DataObject) -> None:
     """S50."""

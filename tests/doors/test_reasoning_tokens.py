@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from tests.api.fakes import BYTE_TOKENIZER, FakeDispatcher, card, ids
 from tests.api.live import LiveServer, chat_body
 from tests.doors.events import named_events
+from tests.doors.outputs import calm
 from tokenmill.api.reasoning_tokens import ReasoningCounter
 
 OPEN, CLOSE = 1, 2
@@ -37,6 +38,7 @@ def test_what_counts(token_ids: list[int], starts_inside: bool, num_tokens: int)
     assert counter.num_tokens == num_tokens
 
 
+@calm
 @given(st.lists(st.integers(0, 4)), st.booleans(), st.data())
 def test_cuts_do_not_matter(token_ids: list[int], starts_inside: bool, data: st.DataObject) -> None:
     """S49."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.doors.outputs import cut, outputs
+from tests.doors.outputs import calm, cut, outputs
 from tokenmill.api.responses.events import ResponseEvents
 from tokenmill.api.responses.objects import response_usage
 from tokenmill.core.errors import BadRequestError, OverloadedError, WorkerLostError
@@ -55,6 +55,7 @@ def joined(events: list[Json]) -> list[Json]:
     return items
 
 
+@calm
 @given(outputs(), st.data())
 def test_joined_events_are_the_final_object_however_cut(output: tuple[list[Event], bool], data: st.DataObject) -> None:
     """S50."""
@@ -70,6 +71,7 @@ def test_joined_events_are_the_final_object_however_cut(output: tuple[list[Event
     assert streamed[-1]["response"] == whole
 
 
+@calm
 @given(outputs())
 def test_done_events_repeat_what_was_streamed(output: tuple[list[Event], bool]) -> None:
     _, streamed = run([output[0]])
@@ -166,6 +168,7 @@ def test_usage() -> None:
     }
 
 
+@calm
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.booleans())
 def test_logprobs_are_those_of_all_tokens_however_cut(sizes: list[int], has_reasoning: bool) -> None:
     """Rows may come before, with and after the text they belong to."""

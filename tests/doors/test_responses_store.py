@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.doors.outputs import calm
 from tokenmill.api.errors import encode_json
 from tokenmill.api.responses.store import NoSuchPreviousResponseError, ResponseStore, StoredResponse
 from tokenmill.core.errors import BadRequestError
@@ -78,7 +79,7 @@ def test_references() -> None:
 _kinds = st.sampled_from(["put", "get", "delete", "wait"])
 
 
-@settings(max_examples=60)
+@calm
 @given(st.lists(st.tuples(_kinds, st.integers(0, 9), st.integers(0, 300)), max_size=40))
 def test_books_are_exact(steps: list[tuple[str, int, int]]) -> None:
     """Bytes counted are those of the responses there, each turn once; the limit holds; time forgets."""
