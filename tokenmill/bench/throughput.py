@@ -138,11 +138,11 @@ class _Peer:
 
     def prepare(self, prompts: Sequence[list[int]]) -> None:
         self._best, self._tried = self._peer.find_best(prompts, self._bench.osl, self._on_probe)
-        self._tell(f"{self._bench.against} is quickest with batch {self._best.batch_size}, {self._best.attention}")
+        self._tell(f"{self._bench.against} is quickest with batch {self._best.batch_size}, {self._best.kernels}")
 
     def _on_probe(self, setting: Setting) -> None:
         tokens_per_s = self._bench.num_prompts * self._bench.osl / setting.seconds
-        self._tell(f"  probe: batch {setting.batch_size}, {setting.attention}: about {tokens_per_s:.1f} output tok/s")
+        self._tell(f"  probe: batch {setting.batch_size}, {setting.kernels}: about {tokens_per_s:.1f} output tok/s")
 
     def run(self, prompts: Sequence[list[int]]) -> float:
         assert self._best is not None, "prepare() first"
@@ -155,6 +155,7 @@ class _Peer:
         return {
             "batch_size": self._best.batch_size,
             "attention": self._best.attention,
+            "experts": self._best.experts,
             "num_threads": self._peer.num_threads,
             "probes": [setting.to_dict() for setting in self._tried],
             "common_prefix_share": common_prefix_share(ours, self._outputs),

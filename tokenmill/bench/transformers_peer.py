@@ -1,11 +1,13 @@
-"""Hugging Face transformers on the same prompts: static batches, at the batch size and attention that suit it best.
+"""Hugging Face transformers on the same prompts: static batches, at the batch size, attention and experts that suit it.
 
 Not responsible for: our own engine (throughput.py), or printing.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,18 +16,27 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import SetupError
+from tokenmill.models.weights import read_json
 
 ATTENTIONS = ("sdpa", "eager")
+EXPERTS = ("grouped_mm", "batched_mm", "eager")
+#: Fields of config.json that describe how weights are stored.
+_QUANTISED_FIELDS = ("quantization_config", "expert_dtype")
 _PROBE_TOKENS = 9  # 1 for the prefill, 8 for the mean decode step
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`seconds` is the estimate for the whole workload from one short probe."""
+    """`seconds` is the estimate for the whole workload from one short probe; `experts` is None without experts."""
 
     batch_size: int
     attention: str
     seconds: float
+    experts: str | None = None
+
+    @property
+    def kernels(self) -> str:
+        return f"{self.attention} attention" + (f", {self.experts} experts" if self.experts else "")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,10 +57,32 @@ class TransformersPeer:
         self._torch = torch
         self.model = _load(path, getattr(torch, dtype)).eval()
         self.num_threads = num_threads
+        self.attentions = [name for name in ATTENTIONS if self._takes(self.model.set_attn_implementation, name)]
+        self.experts = self._possible_experts()
+
+    def _possible_experts(self) -> list[str | None]:
+        """[None] for a model without experts, or whose experts have one implementation."""
+        if not self.model._can_set_experts_implementation():
+            return [None]
+        return [name for name in EXPERTS if self._takes(self.model.set_experts_implementation, name)]
+
+    @staticmethod
+    def _takes(setter: Callable[[str], None], name: str) -> bool:
+        """An architecture that has no such implementation says so with a ValueError."""
+        try:
+            setter(name)
+        except ValueError:
+            return False
+        return True
+
+    def _use(self, attention: str, experts: str | None) -> None:
+        self.model.set_attn_implementation(attention)
+        if experts is not None:
+            self.model.set_experts_implementation(experts)
 
     def generate(self, prompts: Sequence[list[int]], osl: int, setting: Setting) -> list[list[int]]:
         """Greedy, exactly `osl` tokens each, in batches of setting.batch_size. Prompts must have one length."""
-        self.model.set_attn_implementation(setting.attention)
+        self._use(setting.attention, setting.experts)
         outputs: list[list[int]] = []
         for start in range(0, len(prompts), setting.batch_size):
             outputs += self._generate_batch(prompts[start : start + setting.batch_size], osl)
@@ -85,30 +118,36 @@ class TransformersPeer:
     ) -> tuple[Setting, list[Setting]]:
         """The quickest setting by short probes, and all that were tried.
 
-        Larger batches until they stop paying, with the first attention; the others at the batch size that won.
+        Larger batches until they stop paying, with the first kernels; the other kernels at the batch size that won.
         """
         tried: list[Setting] = []
 
-        def probe(batch_size: int, attention: str) -> float:
-            tried.append(Setting(batch_size, attention, self._estimate(prompts, osl, batch_size, attention)))
+        def probe(batch_size: int, attention: str, experts: str | None) -> float:
+            seconds = self._estimate(prompts, osl, batch_size, attention, experts)
+            tried.append(Setting(batch_size, attention, seconds, experts))
             on_probe(tried[-1])
-            return tried[-1].seconds
+            return seconds
 
         best_s, num_worse = float("inf"), 0
         for batch_size in batch_sizes(len(prompts)):
-            seconds = probe(batch_size, ATTENTIONS[0])
+            seconds = probe(batch_size, self.attentions[0], self.experts[0])
             num_worse = num_worse + 1 if seconds > best_s else 0
             best_s = min(best_s, seconds)
             if num_worse == 2:
                 break
         winner = min(tried, key=lambda setting: setting.seconds).batch_size
-        for attention in ATTENTIONS[1:]:
-            probe(winner, attention)
+        for attention in self.attentions[1:]:
+            probe(winner, attention, self.experts[0])
+        attention = min(tried, key=lambda setting: setting.seconds).attention
+        for experts in self.experts[1:]:
+            probe(winner, attention, experts)
         return min(tried, key=lambda setting: setting.seconds), tried
 
-    def _estimate(self, prompts: Sequence[list[int]], osl: int, batch_size: int, attention: str) -> float:
+    def _estimate(
+        self, prompts: Sequence[list[int]], osl: int, batch_size: int, attention: str, experts: str | None
+    ) -> float:
         """Seconds for all prompts: (prefill + osl - 1 decode steps) per batch, both measured on one batch."""
-        self.model.set_attn_implementation(attention)
+        self._use(attention, experts)
         batch = prompts[:batch_size]
         self._generate_batch([prompt[:8] for prompt in batch], 2)  # the first call of a batch size allocates
         at_s = [time.perf_counter()]
@@ -134,11 +173,20 @@ def common_prefix_share(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence
 
 
 def _load(path: Path, dtype: Any) -> Any:
-    """Their class with this checkpoint's weights; a .gguf is de-quantised by our reader, so that both run one model."""
+    """Their class with this checkpoint's weights; what their library cannot read is expanded by our reader, so that
+    both run one model."""
+    from transformers import AutoModelForCausalLM
+
+    if path.suffix == ".gguf":
+        return _load_gguf(path, dtype)
+    if "quantization_config" in read_json(path / "config.json"):
+        return _load_expanded(path, dtype)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+
+
+def _load_gguf(path: Path, dtype: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if path.suffix != ".gguf":
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     from tokenmill.models.weights import open_checkpoint
 
     checkpoint = open_checkpoint(path)
@@ -151,3 +199,31 @@ def _load(path: Path, dtype: Any) -> Any:
     assert set(missing) <= tied and not unexpected, f"missing {missing}, unexpected {unexpected}"
     model.tie_weights()
     return model
+
+
+def _load_expanded(path: Path, dtype: Any) -> Any:
+    """FP8 blocks and FP4 experts as plain tensors of `dtype`, in a folder that lives as long as the loading."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    from tokenmill.models.plain import open_plain
+
+    checkpoint = open_plain(path)
+    with tempfile.TemporaryDirectory(prefix="tokenmill-peer-") as folder:
+        tensors = {name: _as_plain(checkpoint.read(name), dtype) for name in checkpoint.shapes()}
+        save_file(tensors, Path(folder) / "model.safetensors")
+        config = {key: value for key, value in checkpoint.config.items() if key not in _QUANTISED_FIELDS}
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    wrong = {key: sorted(info[key]) for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[key]}
+    if wrong:
+        raise SetupError(
+            f"transformers does not take the de-quantised weights of {path}: {wrong}; compare another model"
+        )
+    return model
+
+
+def _as_plain(tensor: Any, dtype: Any) -> Any:
+    """Contiguous and of its own memory; wide tensors and tables stay what they are."""
+    is_expanded = tensor.is_floating_point() and tensor.dim() == 2
+    return tensor.to(dtype if is_expanded else tensor.dtype, copy=True).contiguous()

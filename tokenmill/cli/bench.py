@@ -20,6 +20,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(help="Measure throughput, latency and cost.", no_args_is_help=True)
     app.command()(throughput)
     app.command()(serve)
+    app.command()(context)
     return app
 
 
@@ -117,6 +118,47 @@ def serve(
     with count_progress("requests") as progress:
         result = run_async(run_serve_bench(bench, progress))
     _finish(result, serve_table, output, as_json=as_json)
+
+
+def context(
+    model: str | None = typer.Option(None, help="A DeepSeek V4 checkpoint; default: a synthetic one, in memory."),
+    contexts: str | None = typer.Option(None, help="Tokens, e.g. 4k,64k,256k,1M (the default, as far as they fit)."),
+    num_steps: int = typer.Option(7, help="Decode steps at each context; the median counts. At least 5."),
+    dtype: str = typer.Option("bfloat16", help="bfloat16 or float32."),
+    kv_cache_dtype: str = typer.Option("auto", help="auto, fp32, bf16 or fp8_e4m3."),
+    index_cache_dtype: str = typer.Option("auto", help="auto, fp32, bf16, fp8_e4m3 or fp4."),
+    seed: int = typer.Option(0, help="Of weights and cache content."),
+    output: Path | None = _OUTPUT,
+    as_json: bool = _JSON,
+) -> None:
+    """Long contexts of DeepSeek V4: bytes a sequence holds, seconds per token beside this machine's roofline."""
+    from tokenmill.bench.context import ContextBench, run_context_bench
+    from tokenmill.cli.bench_report import context_table
+
+    bench = ContextBench(
+        model=model,
+        contexts=tuple(_tokens(text) for text in contexts.split(",")) if contexts else (),
+        num_steps=num_steps,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        index_cache_dtype=index_cache_dtype,
+        seed=seed,
+    )
+    bench.check()
+    if model is not None:
+        _fetch(model)
+    _finish(run_context_bench(bench, note), context_table, output, as_json=as_json)
+
+
+def _tokens(text: str) -> int:
+    """4096, 4k or 1M, in powers of 1024 as context lengths are."""
+    from tokenmill.core.errors import ConfigError
+
+    factor = {"k": 2**10, "m": 2**20}.get(text.strip()[-1:].lower(), 1)
+    digits = text.strip() if factor == 1 else text.strip()[:-1]
+    if not digits.isdecimal():
+        raise ConfigError(f"--contexts {text!r} is not a number of tokens: write e.g. 4k,64k,256k,1M or 5000")
+    return int(digits) * factor
 
 
 def _one_of(option: str, value: str, possible: tuple[str, ...]) -> Any:

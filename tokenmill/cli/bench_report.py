@@ -57,9 +57,56 @@ def throughput_table(result: dict[str, Any]) -> None:
         peer = result[settings["against"]]
         print(
             f"{settings['against']} at its best: batch {peer['batch_size']}, {peer['attention']} attention, "
+            f"{peer['experts'] + ' experts, ' if peer['experts'] else ''}"
             f"{peer['num_threads']} threads; answers agree up to {peer['common_prefix_share']:.0%} of their length"
         )
         print(f"ratio tokenmill / {settings['against']}: {result['ratio']:.2f}")
+
+
+def context_table(result: dict[str, Any]) -> None:
+    model, peaks, points = result["model"], result["peaks"], result["contexts"]
+    print(
+        f"{result['settings']['model'] or 'synthetic DeepSeek V4'}: {model['num_parameters'] / 1e6:.0f}M parameters, "
+        f"{model['hidden_size']} wide, ratios {model['compress_ratios']}, {model['kernels']}; rows of "
+        f"{model['kv_row_bytes']} B, index keys of {model['index_row_bytes']} B"
+    )
+    print(
+        f"this machine: {peaks['read_bytes_per_s'] / 1e9:.1f} GB/s read, {peaks['flops_per_s'] / 1e9:.0f} GFLOP/s, "
+        f"{peaks['num_threads']} threads, load average {result['environment']['load_average_1m']:.1f}"
+    )
+    rows = [
+        (
+            point["num_tokens"],
+            point["live_bytes"],
+            point["mtp_window_bytes"],
+            point["allocated_bytes"],
+            _ms(point["step_s_p50"]),
+            _ms(point["roofline_s"]),
+            _number(point["ratio"]),
+        )
+        for point in points
+    ]
+    headers = ("tokens", "live KV bytes", "+ MTP window", "allocated bytes", "ms/token", "roofline ms", "ratio")
+    print_table(headers, rows)
+    if result["fit"]:
+        print(f"time = {result['fit']['slope']:.2f} x roofline + {result['fit']['intercept_s'] * 1e3:.1f} ms (fitted)")
+    _retention_table(result["retention"])
+    print(f"peak memory of this process: {result['peak_memory_bytes'] / 2**30:.1f} GiB")
+
+
+def _retention_table(retention: dict[str, Any]) -> None:
+    print(f"window rows and state kept for prefix hits, prefix of {retention['prefix_tokens']} tokens:")
+    rows = [
+        (
+            policy["policy"],
+            f"{policy['kept_bytes_per_block']:.0f}",
+            f"{policy['recomputed_tokens']:.0f}",
+            f"{policy['hit_flops'] / 1e9:.1f}",
+        )
+        for policy in retention["policies"]
+    ]
+    kept = f"bytes kept per {retention['block_size']} tokens"
+    print_table(("policy", kept, "tokens recomputed per hit", "GFLOP per hit"), rows)
 
 
 def _goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:

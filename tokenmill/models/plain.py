@@ -1,0 +1,26 @@
+"""A checkpoint whose tensors read as plain numbers, whatever storage they have. Not responsible for: models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenmill.core.errors import CheckpointError
+from tokenmill.models.weights import Checkpoint, open_checkpoint
+
+
+def open_plain(path: str | Path) -> Checkpoint:
+    """GGUF reads plain as it is; quantised folders do where an architecture here has a reader for its own formats."""
+    checkpoint = open_checkpoint(path)
+    if "quantization_config" not in checkpoint.config:
+        return checkpoint
+    model_type = checkpoint.config.get("model_type")
+    if model_type != "deepseek_v4":
+        raise CheckpointError(
+            f"{path} is a quantised {model_type} checkpoint, which nothing here can expand: "
+            "use the unquantised one, or a .gguf file"
+        )
+    from tokenmill.models.deepseek_v4.checkpoint import HubCheckpoint
+
+    hub = HubCheckpoint(checkpoint)
+    hub.check_plain()
+    return hub
