@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from tokenmill.core.config import FrozenConfig
 from tokenmill.core.errors import ConfigError
@@ -51,6 +51,30 @@ def test_unknown_key_names_path_and_nearest(data: dict[str, object], where: str,
 def test_unknown_key_without_a_near_name_lists_what_is_possible() -> None:
     assert message({"zzz": 1}).endswith("possible: engine, port, spare, workers")
     assert message({"engine": {"zzz": 1}}).endswith("possible: dtype, max_num_seqs")
+
+
+def test_a_rule_between_fields_is_told_without_the_whole_object() -> None:
+    class Ports(FrozenConfig):
+        first: int = 1
+        second: int = 2
+
+        @model_validator(mode="after")
+        def _differ(self) -> Ports:
+            if self.first == self.second:
+                raise ValueError("first and second are both the same port: change one")
+            return self
+
+    class Pair(FrozenConfig):
+        ports: Ports = Ports()
+
+    for config, data, path, where in (
+        (Ports, {"second": 1}, "", "settings"),
+        (Ports, {"second": 1}, "api", "setting api"),
+        (Pair, {"ports": {"second": 1}}, "", "setting ports"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            config.parse(data, path=path)
+        assert caught.value.message == f"{where}: first and second are both the same port: change one"
 
 
 def test_path_prefix() -> None:

@@ -77,6 +77,23 @@ def test_values_outside_name_the_field_and_the_range(name: str, value: Any) -> N
     assert name in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("max_tokens", 0, "give a number from 1 to 2147483647"),
+        ("top_p", 2.0, "give a number in (0, 1]; 1 is off"),
+        ("top_p", 0.0, "give a number in (0, 1]; 1 is off"),
+        ("repetition_penalty", -1.0, "give a number in (0, 10]; 1 is off"),
+        ("top_k", -2, "give a number from 0 to 2147483647; 0 is off"),
+        ("min_p", 1.5, "give a number from 0 to 1"),
+    ],
+)
+def test_the_range_is_told_as_it_is(name: str, value: Any, hint: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        SamplingParams(**{name: value}).check()
+    assert caught.value.message == f"{name}={value} is not possible: {hint}"
+
+
 def test_every_field_has_edge_cases() -> None:
     """A new field of SamplingParams must be added to the tables above, or here with a reason."""
     unbounded = {"include_stop_str_in_output", "ignore_eos"}  # booleans

@@ -28,7 +28,7 @@ def test_no_more_than_every_sequence_at_its_full_length():
 
 
 def test_too_little_memory_is_refused_with_what_would_do():
-    with pytest.raises(ConfigError, match="at least"):
+    with pytest.raises(ConfigError, match=r"at least .*: raise --kv-cache-memory-bytes or lower --max-num-seqs$"):
         size_pools((FULL, WINDOW), 4, 200, **LIMITS)
 
 

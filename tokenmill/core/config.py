@@ -28,7 +28,12 @@ def _explain(cls: type[BaseModel], error: ValidationError, path: str) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in ((path,) if path else ()) + tuple(first["loc"]))
     if first["type"] != "extra_forbidden":
-        return f"setting {where}={first.get('input')!r}: {first['msg']}"
+        text = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "value_error" and isinstance(
+            first["input"], dict
+        ):  # a rule between the fields of one object
+            return f"setting {where}: {text}" if where else f"settings: {text}"
+        return f"setting {where}={first.get('input')!r}: {text}"
     names = _names_at(cls, tuple(first["loc"][:-1]))
     near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"possible: {', '.join(sorted(names))}"

@@ -55,15 +55,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:  # NaN compares false
+                hint = _HINTS.get(name, f"from {low} to {high}")
+                raise BadRequestError(f"{name}={value} is not possible: give a number {hint}", param=name)
+        for name in ("top_p", "repetition_penalty"):  # 0 is the open end of their range
+            if getattr(self, name) == 0.0:
                 raise BadRequestError(
-                    f"{name}={value} is not possible: give a number from {low:g} to {high:g}", param=name
+                    f"{name}={getattr(self, name)} is not possible: give a number {_HINTS[name]}", param=name
                 )
-        if self.top_p == 0.0:
-            raise BadRequestError("top_p=0 is not possible: give a number in (0, 1]; 1 is off", param="top_p")
-        if self.repetition_penalty == 0.0:
-            raise BadRequestError(
-                "repetition_penalty=0 is not possible: give a number in (0, 10]; 1 is off", param="repetition_penalty"
-            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise BadRequestError(
                 f"min_tokens={self.min_tokens} is larger than max_tokens={self.max_tokens}: lower it",
@@ -82,6 +80,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
                     f"logit_bias of token {token_id} is {bias}: give a number from -100 to 100", param="logit_bias"
                 )
 
+
+_HINTS: dict[str, str] = {
+    "top_p": "in (0, 1]; 1 is off",
+    "top_k": f"from 0 to {2**31 - 1}; 0 is off",
+    "repetition_penalty": "in (0, 10]; 1 is off",
+}
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, 100),

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _DEFAULT_KV_SHARE = 0.4
 _PROBE_CONTEXT = 1024
 _DEFAULT_KV_LIMIT_BYTES = 4 * 2**30
+#: Threads wait for each other by spinning: far more of them than cores and a step never ends.
+_MOST_THREADS_PER_CORE = 4
+_MOST_THREADS_ANYWHERE = 16
 
 
 def load_engine(
@@ -43,12 +46,13 @@ def load_engine(
 
     Raises CheckpointError or ConfigError when the model or the settings cannot be used.
     """
+    num_threads = thread_count(config.num_threads, num_cores=len(os.sched_getaffinity(0)), num_workers=num_workers)
     import torch
 
     from tokenmill.engine.runners.torch_runner import TorchRunner
     from tokenmill.models.registry import load_model
 
-    torch.set_num_threads(config.num_threads or max(1, len(os.sched_getaffinity(0)) // num_workers))
+    torch.set_num_threads(num_threads)
     loaded = load_model(
         Path(model_path),
         dtype=resolve_dtype(config),
@@ -73,6 +77,14 @@ def load_engine(
     scheduler = Scheduler(config.scheduler_limits, kv)
     grammars = GrammarDesk(lambda: open_compiler(card, config.grammar_backend, config.grammar_deadline_s))
     return Engine(card, scheduler, runner, SystemClock(), context_weight=_context_weight(model), grammars=grammars)
+
+
+def thread_count(asked: int | None, *, num_cores: int, num_workers: int) -> int:
+    """Threads of one worker: what was asked, or its share of the cores. ConfigError when they could never work."""
+    most = max(_MOST_THREADS_PER_CORE * num_cores, _MOST_THREADS_ANYWHERE)
+    if asked is not None and asked > most:
+        raise ConfigError(f"num_threads={asked} is too many for the {num_cores} cores here: ask for at most {most}")
+    return asked or max(1, num_cores // num_workers)
 
 
 def _card(loaded: LoadedModel, config: EngineConfig, name: str, kv: KVCacheManager, max_model_len: int) -> ModelCard:

@@ -48,7 +48,7 @@ def size_pools(
         least = fixed_bytes + 2 * per_block
         raise ConfigError(
             f"the KV cache was given {format_bytes(budget_bytes)}; {max_num_seqs} sequences need at least "
-            f"{format_bytes(least)}: raise --kv-cache-memory or lower --max-num-seqs"
+            f"{format_bytes(least)}: raise --kv-cache-memory-bytes or lower --max-num-seqs"
         )
     retained = int(retained_share * num_blocks)
     return {g.name: num_blocks if g.window_tokens is None else fixed[g.name] + retained for g in groups}
