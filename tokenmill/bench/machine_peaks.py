@@ -39,9 +39,9 @@ class Peaks:
         return asdict(self)
 
 
-def measure_peaks(dtype: torch.dtype, repeats: int = 6, buffer_bytes: int = _BUFFER_BYTES) -> Peaks:
+def measure_peaks(dtype: torch.dtype, repeats: int = 6, buffer_bytes: int | None = None) -> Peaks:
     """Sums over a buffer larger than the caches; square matrix products in `dtype` and in float32, the better one."""
-    buffer = torch.ones(buffer_bytes // 4)
+    buffer = torch.ones((buffer_bytes or _BUFFER_BYTES) // 4)
     read_s = _best_s(lambda: buffer.sum(), repeats)
     product_s = min(_best_s(_product(kind), repeats) for kind in {dtype, torch.float32})
     return Peaks(buffer.numel() * 4 / read_s, 2.0 * _MATRIX**3 / product_s, torch.get_num_threads())

@@ -214,7 +214,8 @@ def _load_expanded(path: Path, dtype: Any) -> Any:
         save_file(tensors, Path(folder) / "model.safetensors")
         config = {key: value for key, value in checkpoint.config.items() if key not in _QUANTISED_FIELDS}
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    model, info = loaded
     wrong = {key: sorted(info[key]) for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[key]}
     if wrong:
         raise SetupError(

@@ -44,8 +44,8 @@ class SyntheticCheckpoint:
     def __init__(self, config: Mapping[str, Any] = CONTEXT_JSON, seed: int = 0) -> None:
         self.path = Path("synthetic-deepseek-v4")
         self.config = {name: value for name, value in config.items() if value is not None}
-        self.tokenizer_path = None
-        self.eos_token_ids = (1,)
+        self.tokenizer_path: Path | None = None
+        self.eos_token_ids: tuple[int, ...] = (1,)
         self._seed = seed
         self._parsed = DeepseekV4Config.from_dict(self.config)
         weights = allocate(self._parsed, torch.bfloat16, num_mtp=self._parsed.num_nextn_predict_layers, device="meta")

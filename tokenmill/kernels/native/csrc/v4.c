@@ -41,7 +41,7 @@ static void v4_compress(const v4_model *m, const v4_layer *l, const v4_step *s, 
         plain_gemm(m->x, rows, m->hidden, l->index_weights, m->index_heads, m->index_heads, m->iw);
         run(rows, 2, index_queries, &job, rows * m->index_heads * m->index_dim * 4);
     }
-    run(s->num_units, 1, choose_units, &job, most / 4 > m->topk ? rows * most / 4 * m->index_heads * m->index_dim : 0);
+    choose_entries(&job, most);
 }
 
 /* m->x [T, C], normalised -> m->y [T, C] */

@@ -93,30 +93,95 @@ static void choose_row(const v4_model *m, int64_t t, int64_t visible, const floa
     m->num_chosen[t] = n;
 }
 
-static void choose_unit(const index_job *j, const int64_t *unit) {
+/* Keys from .. to (from at a tile's begin) of a unit's sequence against all its rows; scores [rows, padded]. */
+static void score_keys(const index_job *j, const int64_t *unit, int64_t from, int64_t to, float *scores, int64_t padded) {
     const v4_model *m = j->m;
     const int64_t first = unit[0], rows = unit[1], b = unit[2], dim = m->index_dim;
-    const int64_t most = (j->s->positions[first + rows - 1] + 1) / 4;
-    if (most <= m->topk) {
-        for (int64_t t = first; t < first + rows; t++) choose_row(m, t, (j->s->positions[t] + 1) / 4, NULL, NULL);
-        return;
-    }
-    const int64_t padded = (most + KEYS - 1) / KEYS * KEYS;
-    float *scores = malloc((rows + 1) * padded * sizeof(float)), row[dim], kt[dim * KEYS];
-    for (int64_t at = 0; at < most; at += KEYS) {
+    float row[dim], kt[dim * KEYS];
+    for (int64_t at = from; at < to; at += KEYS) {
         for (int64_t k = 0; k < KEYS; k++) {
-            if (at + k < most) decode_row(&m->index, j->l->keys, slot_of(&j->s->indexer, b, at + k, j->s->block_size / 4), row);
+            if (at + k < to) decode_row(&m->index, j->l->keys, slot_of(&j->s->indexer, b, at + k, j->s->block_size / 4), row);
             else memset(row, 0, sizeof row);
             for (int64_t i = 0; i < dim; i++) kt[i * KEYS + k] = row[i];
         }
         for (int64_t r = 0; r < rows; r++) score_tile(m, first + r, kt, scores + r * padded + at);
     }
-    for (int64_t r = 0; r < rows; r++)
-        choose_row(m, first + r, (j->s->positions[first + r] + 1) / 4, scores + r * padded, scores + rows * padded);
+}
+
+/* Entries that the last row of a unit sees. */
+static int64_t unit_entries(const index_job *j, const int64_t *unit) {
+    return (j->s->positions[unit[0] + unit[1] - 1] + 1) / 4;
+}
+
+static int64_t whole_tiles(int64_t keys) { return (keys + KEYS - 1) / KEYS * KEYS; }
+
+/* From a unit's scores; `scratch` holds `padded` floats. Without scores where every row takes all it sees. */
+static void choose_rows(const index_job *j, const int64_t *unit, const float *scores, int64_t padded, float *scratch) {
+    for (int64_t r = 0; r < unit[1]; r++) {
+        const int64_t t = unit[0] + r;
+        choose_row(j->m, t, (j->s->positions[t] + 1) / 4, scores ? scores + r * padded : NULL, scratch);
+    }
+}
+
+static void choose_unit(const index_job *j, const int64_t *unit) {
+    const int64_t most = unit_entries(j, unit);
+    if (most <= j->m->topk) {
+        choose_rows(j, unit, NULL, 0, NULL);
+        return;
+    }
+    const int64_t padded = whole_tiles(most);
+    float *scores = malloc((unit[1] + 1) * padded * sizeof(float));
+    score_keys(j, unit, 0, most, scores, padded);
+    choose_rows(j, unit, scores, padded, scores + unit[1] * padded);
     free(scores);
 }
 
 static void choose_units(void *arg, int64_t begin, int64_t end) {
     const index_job *j = arg;
     for (int64_t u = begin; u < end; u++) choose_unit(j, j->s->units + 3 * u);
+}
+
+/* Few units with many keys, as in decoding long contexts: threads share the keys of each unit. */
+#define SPAN (16 * KEYS)
+
+typedef struct {
+    index_job index;
+    float *scores; /* per unit: its rows, then a scratch row, all `padded` wide */
+    int64_t padded, spans, rows;
+} span_job;
+
+static float *unit_scores(const span_job *j, int64_t u) { return j->scores + u * (j->rows + 1) * j->padded; }
+
+static void score_spans(void *arg, int64_t begin, int64_t end) {
+    const span_job *j = arg;
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t u = i / j->spans, from = i % j->spans * SPAN, *unit = j->index.s->units + 3 * u;
+        const int64_t most = unit_entries(&j->index, unit), to = from + SPAN < most ? from + SPAN : most;
+        score_keys(&j->index, unit, from, to, unit_scores(j, u), j->padded);
+    }
+}
+
+static void choose_spans(void *arg, int64_t begin, int64_t end) {
+    const span_job *j = arg;
+    for (int64_t u = begin; u < end; u++) {
+        float *scores = unit_scores(j, u);
+        choose_rows(&j->index, j->index.s->units + 3 * u, scores, j->padded, scores + j->rows * j->padded);
+    }
+}
+
+/* `most` tokens are seen by some row. */
+static void choose_entries(index_job *job, int64_t most) {
+    const v4_model *m = job->m;
+    const v4_step *s = job->s;
+    const int64_t keys = most / 4, work = s->num_tokens * keys * m->index_heads * m->index_dim;
+    if (keys <= m->topk || s->num_units >= 2 * tm_num_threads() || keys < 2 * SPAN) {
+        run(s->num_units, 1, choose_units, job, keys > m->topk ? work : 0);
+        return;
+    }
+    span_job j = {*job, NULL, whole_tiles(keys), (keys + SPAN - 1) / SPAN, 0};
+    for (int64_t u = 0; u < s->num_units; u++) j.rows = s->units[3 * u + 1] > j.rows ? s->units[3 * u + 1] : j.rows;
+    j.scores = malloc(s->num_units * (j.rows + 1) * j.padded * sizeof(float));
+    run(s->num_units * j.spans, 1, score_spans, &j, work);
+    run(s->num_units, 1, choose_spans, &j, work);
+    free(j.scores);
 }
