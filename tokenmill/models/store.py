@@ -101,6 +101,15 @@ def _stored_hub() -> list[StoredModel]:
 
 
 def _local(spec: str) -> Path:
+    try:
+        return _find(spec)
+    except OSError as error:
+        raise CheckpointError(
+            f"the model {spec!r} cannot be opened ({error.strerror}): let this user read it, or give another path"
+        ) from error
+
+
+def _find(spec: str) -> Path:
     path = Path(spec).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
