@@ -137,6 +137,16 @@ def test_the_first_signal_drains_frontend_first() -> None:
     assert supervisor.phase is Phase.OVER and supervisor.terminate(5.0) == [] and supervisor.next_tick_s() is None
 
 
+def test_an_echo_of_a_signal_is_no_second_one() -> None:
+    """timeout(1) signals its child and then the child's group: one wish, told twice within microseconds."""
+    supervisor = started()
+    assert supervisor.terminate(1.0) == [Terminate("frontend")]
+    assert supervisor.terminate(1.0001) == [] and supervisor.phase is Phase.DRAINING
+    assert supervisor.exited("frontend", 0, 1.01) == [Terminate("w0"), Terminate("w1")]
+    assert supervisor.terminate(1.02) == [], "still an echo, in the next phase"
+    assert supervisor.terminate(1.1) == [Kill("w0"), Kill("w1")]
+
+
 def test_a_drain_that_lasts_too_long_is_ended_step_by_step() -> None:
     supervisor = started("w0")
     supervisor.terminate(0.0)

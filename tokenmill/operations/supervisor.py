@@ -6,6 +6,7 @@ and sockets (launcher/), what a worker does.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from tokenmill.operations.config import OperationsConfig
 
 #: What a process returns when it can never start as asked (core/errors: SetupError).
 SETUP_FAILED = 2
+#: Signals this close together are one: timeout(1) and some shells tell a child and then its whole group.
+_ECHO_S = 0.05
 
 
 class Role(Enum):
@@ -100,6 +103,7 @@ class Supervisor:
         assert len(self._processes) == len(workers) + 1, f"names are not unique: {frontend}, {list(workers)}"
         self.phase = Phase.RUNNING
         self._phase_ends_s: float | None = None
+        self._drained_at_s = -math.inf
         self._end = Finish(0)
 
     # -- events --
@@ -130,9 +134,12 @@ class Supervisor:
         return [Kill(name)] if is_meant else []
 
     def terminate(self, now_s: float) -> list[Order]:
-        """A signal to the deployment: the first drains it, the second stops it."""
+        """A signal to the deployment: the first drains it, the second stops it. An echo is no second one."""
         if self.phase is Phase.RUNNING:
+            self._drained_at_s = now_s
             return self._drain(now_s)
+        if now_s - self._drained_at_s < _ECHO_S:
+            return []
         if self.phase in (Phase.DRAINING, Phase.STOPPING):
             self._end = Finish(1, "stopped by a second signal, before everything had ended")
             return self._kill_all(now_s)
