@@ -171,7 +171,8 @@ def check(cases: Sequence[Case], tokenizer: Tokenizer, vocab_size: int) -> dict[
             faults.append(case.error)
         elif case.finish_reason is FinishReason.STOP:
             counts["ended"] += 1
-            found = problem(json.loads(tokenizer.decode(case.token_ids)), case.schema)
+            ids = [token_id for token_id in case.token_ids if token_id not in tokenizer.eos_token_ids]
+            found = problem(json.loads(tokenizer.decode(ids)), case.schema)
             counts["valid"] += found is None
             faults += [] if found is None else [found]
         else:
@@ -187,7 +188,7 @@ def main() -> None:
     parser.add_argument("--bfcl", type=Path, help="wheel or folder of bfcl-eval")
     parser.add_argument("--num", type=int, default=200)
     parser.add_argument("--concurrency", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--max-tokens", type=int, default=512)
     args = parser.parse_args()
     cases = bfcl_cases(args.bfcl, args.num // 2, seed=0) if args.bfcl else []
     cases += drawn_cases(args.num - len(cases))
