@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.operations.ops_processes import Answer, Fleet, eventually, is_alive
+from tokenmill.operations.supervisor import ECHO_S
 
 pytestmark = [pytest.mark.ci, pytest.mark.xdist_group("processes"), pytest.mark.timeout(120)]
 
@@ -227,6 +228,7 @@ def test_a_second_sigterm_stops() -> None:
         def stop() -> None:
             fleet.process.send_signal(signal.SIGTERM)
             eventually(lambda: fleet.ask("health")["reasons"], "draining")
+            time.sleep(ECHO_S)  # sooner it would be an echo of the first
             fleet.process.send_signal(signal.SIGTERM)
 
         async def main() -> Answer:

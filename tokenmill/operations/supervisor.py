@@ -20,7 +20,7 @@ from tokenmill.operations.config import OperationsConfig
 #: What a process returns when it can never start as asked (core/errors: SetupError).
 SETUP_FAILED = 2
 #: Signals this close together are one: timeout(1) and some shells tell a child and then its whole group.
-_ECHO_S = 0.05
+ECHO_S = 0.05
 
 
 class Role(Enum):
@@ -138,7 +138,7 @@ class Supervisor:
         if self.phase is Phase.RUNNING:
             self._drained_at_s = now_s
             return self._drain(now_s)
-        if now_s - self._drained_at_s < _ECHO_S:
+        if now_s - self._drained_at_s < ECHO_S:
             return []
         if self.phase in (Phase.DRAINING, Phase.STOPPING):
             self._end = Finish(1, "stopped by a second signal, before everything had ended")
