@@ -17,8 +17,9 @@ from tokenmill.models.deepseek_v4.config import DeepseekV4Config
 from tokenmill.models.deepseek_v4.presets import FLASH_JSON
 from tokenmill.models.deepseek_v4.weights import allocate, destinations
 
-#: Numbers drawn per tensor; larger ones repeat them, which costs a step the same as fresh ones.
-_POOL = 2**20
+#: All tensors are parts of one pool of normal numbers, begun at different places within this many: drawing each one
+#: afresh takes longer than measuring.
+_NUM_OFFSETS = 2**16
 
 #: Attention as wide as in the released models (512-wide entries, 64 index heads of 128), everything else narrower.
 CONTEXT_JSON: dict[str, Any] = {name: value for name, value in FLASH_JSON.items() if "quant" not in name} | {
@@ -39,7 +40,7 @@ CONTEXT_JSON: dict[str, Any] = {name: value for name, value in FLASH_JSON.items(
 
 
 class SyntheticCheckpoint:
-    """Implements models/weights.Checkpoint; a tensor is drawn when it is read, the same one each time."""
+    """Implements models/weights.Checkpoint; a tensor is made when it is read, the same one each time."""
 
     def __init__(self, config: Mapping[str, Any] = CONTEXT_JSON, seed: int = 0) -> None:
         self.path = Path("synthetic-deepseek-v4")
@@ -50,6 +51,8 @@ class SyntheticCheckpoint:
         self._parsed = DeepseekV4Config.from_dict(self.config)
         weights = allocate(self._parsed, torch.bfloat16, num_mtp=self._parsed.num_nextn_predict_layers, device="meta")
         self._like = destinations(self._parsed, weights)
+        largest = max(tensor.numel() for tensor in self._like.values())
+        self._pool = torch.randn(largest + _NUM_OFFSETS, generator=torch.Generator().manual_seed(seed))
 
     def digest(self) -> str:
         return f"synthetic-{self._seed}"
@@ -63,12 +66,12 @@ class SyntheticCheckpoint:
     def read(self, name: str) -> Tensor:
         """Linear layers keep the size of what goes through them; scales and norms are about 1."""
         shape, leaf = self._like[name].shape, name.removesuffix(".weight").rpartition(".")[2]
-        generator = torch.Generator().manual_seed(self._seed + zlib.crc32(name.encode()))
+        offset = zlib.crc32(name.encode())
         if leaf == "tid2eid":
+            generator = torch.Generator().manual_seed(self._seed + offset)
             order = torch.rand(shape[0], self._parsed.n_routed_experts, generator=generator).argsort(dim=-1)
             return order[:, : shape[1]].contiguous()
-        drawn = torch.randn(min(_POOL, shape.numel()), generator=generator)
-        values = drawn.repeat(-(-shape.numel() // len(drawn)))[: shape.numel()].view(shape)
+        values = self._pool[offset % _NUM_OFFSETS :][: shape.numel()].view(shape)
         if leaf.endswith(("norm", "_scale")):
             return 1.0 + 0.1 * values
         return values * shape[-1] ** -0.5 if len(shape) > 1 and leaf not in ("ape", "embed") else values
