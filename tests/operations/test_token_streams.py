@@ -126,6 +126,7 @@ def test_merging_knows_every_field() -> None:
         "queue_s",
         "seconds",
         "error",
+        "error_param",
     }
 
 
