@@ -97,6 +97,7 @@ def test_number_of_parameters_equals_transformers(tmp_path):
 
 @pytest.mark.ci
 @pytest.mark.requires_gguf
+@pytest.mark.timeout(300)
 def test_smollm2_equals_transformers(tmp_path):
     """The default model, de-quantised: the same weights run by transformers give the same logits."""
     from tests.models.as_folder import write_folder
