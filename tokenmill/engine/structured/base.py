@@ -72,5 +72,8 @@ class GrammarLimitError(Exception):
 GRAMMAR_BACKENDS = Registry(
     "grammar backend",
     "tokenmill.grammar_backends",
-    {"llguidance": "tokenmill.engine.structured.llguidance_backend:LlguidanceBackend"},
+    {
+        "llguidance": "tokenmill.engine.structured.llguidance_backend:LlguidanceBackend",
+        "xgrammar": "tokenmill.engine.structured.xgrammar_backend:XgrammarBackend",
+    },
 )
