@@ -86,6 +86,12 @@ def test_a_waiting_reader_is_woken() -> None:
 _deltas = st.builds(
     lambda ids, with_logprobs, cached, seconds: delta(
         *ids,
+        prefill_s=seconds / 2,
+        draft_s=seconds / 4,
+        rejected_s=seconds / 8,
+        transfer_s=seconds / 8,
+        num_prefill_tokens=len(ids),
+        num_rejected_drafts=2,
         logprobs=tuple(TokenLogprob(i, -0.5, ((i, -0.5),)) for i in ids) if with_logprobs else None,
         num_cached_tokens=cached,
         seconds=seconds,
@@ -104,7 +110,9 @@ def test_merging_keeps_everything(deltas: list[TokenDelta]) -> None:
         merged = merge_deltas(merged, each)
     assert merged is not None
     assert merged.token_ids == tuple(i for each in deltas for i in each.token_ids)
-    assert merged.seconds == sum(each.seconds for each in deltas)
+    sums = ("seconds", "prefill_s", "draft_s", "rejected_s", "transfer_s", "num_prefill_tokens", "num_rejected_drafts")
+    for name in sums:
+        assert getattr(merged, name) == sum(getattr(each, name) for each in deltas)
     logprobs = tuple(entry for each in deltas for entry in each.logprobs or ())
     assert (merged.logprobs or ()) == logprobs
     told = [each.num_cached_tokens for each in deltas if each.num_cached_tokens is not None]
@@ -125,6 +133,12 @@ def test_merging_knows_every_field() -> None:
         "num_cached_tokens",
         "queue_s",
         "seconds",
+        "prefill_s",
+        "draft_s",
+        "rejected_s",
+        "transfer_s",
+        "num_prefill_tokens",
+        "num_rejected_drafts",
         "error",
         "error_param",
     }

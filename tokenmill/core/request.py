@@ -115,6 +115,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     block_hashes     digests of the prompt's full blocks, computed once at the door (core/kv_hashes)
     grammar          what the output must keep to
     prediction_token_ids  what the client expects the output to look like; a hint, never a promise
+    tenant, session_id    who pays, and the agent conversation it belongs to; None: not told
+    parent_session_id     of a sub-agent: the session that started this one
+    budget_usd            dollars its session may cost (without a session: the request itself); None: no such limit
     """
 
     request_id: str
@@ -130,6 +133,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     cache_salt: str | None = None
     tenant: str | None = None
     session_id: str | None = None
+    parent_session_id: str | None = None
+    budget_usd: float | None = None
     grammar: Grammar | None = None
     prediction_token_ids: list[int] = []
 
@@ -152,7 +157,15 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     stop_token_id       the token that ended the text, None otherwise
     num_cached_tokens   prompt tokens that came out of the prefix cache; set on the first delta
     queue_s             from the request's arrival to the start of its first step; set on the first delta
-    seconds             this request's share of the seconds of the steps since its last delta
+    seconds             this request's share of the seconds of the steps since its last delta; of it
+    prefill_s           for rows of tokens that were known before the step: prompt, and what preemption threw away
+    draft_s             for proposing drafts and keeping draft caches
+    rejected_s          for rows of drafts that were not accepted
+    transfer_s          for moving its KV blocks between devices; the rest is decoding
+    num_prefill_tokens  rows that prefill_s paid for
+    num_rejected_drafts rows that rejected_s paid for
+    num_draft_tokens    drafts verified for it in these steps
+    num_rejected_tokens of them, those that did not stay
     error               (code, message) when finish_reason is ERROR
     error_param         the request's field that is at fault, where one is
     """
@@ -168,6 +181,8 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     seconds: float = 0.0
     error: tuple[str, str] | None = None
     error_param: str | None = None
+    num_draft_tokens: int = 0
+    num_rejected_tokens: int = 0
 
 
 def check_prompt(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, kv_capacity_tokens: int) -> int:

@@ -21,6 +21,12 @@ def merge_deltas(first: TokenDelta | None, then: TokenDelta) -> TokenDelta:
         num_cached_tokens=first.num_cached_tokens if first.num_cached_tokens is not None else then.num_cached_tokens,
         queue_s=first.queue_s if first.queue_s is not None else then.queue_s,
         seconds=first.seconds + then.seconds,
+        prefill_s=first.prefill_s + then.prefill_s,
+        draft_s=first.draft_s + then.draft_s,
+        rejected_s=first.rejected_s + then.rejected_s,
+        transfer_s=first.transfer_s + then.transfer_s,
+        num_prefill_tokens=first.num_prefill_tokens + then.num_prefill_tokens,
+        num_rejected_drafts=first.num_rejected_drafts + then.num_rejected_drafts,
         error=then.error,
         error_param=then.error_param,
     )
