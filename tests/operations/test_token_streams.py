@@ -91,7 +91,8 @@ _deltas = st.builds(
         rejected_s=seconds / 8,
         transfer_s=seconds / 8,
         num_prefill_tokens=len(ids),
-        num_rejected_drafts=2,
+        num_draft_tokens=3,
+        num_rejected_tokens=2,
         logprobs=tuple(TokenLogprob(i, -0.5, ((i, -0.5),)) for i in ids) if with_logprobs else None,
         num_cached_tokens=cached,
         seconds=seconds,
@@ -110,7 +111,8 @@ def test_merging_keeps_everything(deltas: list[TokenDelta]) -> None:
         merged = merge_deltas(merged, each)
     assert merged is not None
     assert merged.token_ids == tuple(i for each in deltas for i in each.token_ids)
-    sums = ("seconds", "prefill_s", "draft_s", "rejected_s", "transfer_s", "num_prefill_tokens", "num_rejected_drafts")
+    sums = ("seconds", "prefill_s", "draft_s", "rejected_s", "transfer_s", "num_prefill_tokens")
+    sums += ("num_draft_tokens", "num_rejected_tokens")
     for name in sums:
         assert getattr(merged, name) == sum(getattr(each, name) for each in deltas)
     logprobs = tuple(entry for each in deltas for entry in each.logprobs or ())
@@ -138,7 +140,8 @@ def test_merging_knows_every_field() -> None:
         "rejected_s",
         "transfer_s",
         "num_prefill_tokens",
-        "num_rejected_drafts",
+        "num_draft_tokens",
+        "num_rejected_tokens",
         "error",
         "error_param",
     }

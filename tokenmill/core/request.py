@@ -163,9 +163,8 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     rejected_s          for rows of drafts that were not accepted
     transfer_s          for moving its KV blocks between devices; the rest is decoding
     num_prefill_tokens  rows that prefill_s paid for
-    num_rejected_drafts rows that rejected_s paid for
     num_draft_tokens    drafts verified for it in these steps
-    num_rejected_tokens of them, those that did not stay
+    num_rejected_tokens of them, those that did not stay: rows that rejected_s paid for
     error               (code, message) when finish_reason is ERROR
     error_param         the request's field that is at fault, where one is
     """
@@ -183,6 +182,11 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     error_param: str | None = None
     num_draft_tokens: int = 0
     num_rejected_tokens: int = 0
+    prefill_s: float = 0.0
+    draft_s: float = 0.0
+    rejected_s: float = 0.0
+    transfer_s: float = 0.0
+    num_prefill_tokens: int = 0
 
 
 def check_prompt(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, kv_capacity_tokens: int) -> int:

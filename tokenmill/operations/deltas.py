@@ -26,7 +26,8 @@ def merge_deltas(first: TokenDelta | None, then: TokenDelta) -> TokenDelta:
         rejected_s=first.rejected_s + then.rejected_s,
         transfer_s=first.transfer_s + then.transfer_s,
         num_prefill_tokens=first.num_prefill_tokens + then.num_prefill_tokens,
-        num_rejected_drafts=first.num_rejected_drafts + then.num_rejected_drafts,
+        num_draft_tokens=first.num_draft_tokens + then.num_draft_tokens,
+        num_rejected_tokens=first.num_rejected_tokens + then.num_rejected_tokens,
         error=then.error,
         error_param=then.error_param,
     )
