@@ -8,16 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-#: Everyday words, each one token (with its leading space) in most English vocabularies.
-_TEXT = (
-    "time year people way day man thing woman life child world school state family student group country problem "
-    "hand part place case week company system program question work government number night point home water room "
-    "mother area money story fact month lot right study book eye job word business issue side kind head house "
-    "service friend father power hour game line end member law car city community name president team minute idea "
-    "body information back parent face others level office door health person art war history party result change "
-    "morning reason research girl guy moment air teacher force education"
-)
-_WORDS = tuple(_TEXT.split())
+from tokenmill.workloads.words import WORDS
 
 
 def token_prompts(
@@ -41,8 +32,8 @@ def text_prompts(num_prompts: int, num_words: int, *, seed: int, num_shared: int
     """`num_prompts` texts of `num_words` everyday words, about one token each; the first `num_shared` are common."""
     assert 0 <= num_shared <= num_words, f"{num_shared} shared of {num_words} words"
     rng = random.Random(seed)
-    shared = rng.choices(_WORDS, k=num_shared)
-    return [" ".join(shared + rng.choices(_WORDS, k=num_words - num_shared)) for _ in range(num_prompts)]
+    shared = rng.choices(WORDS, k=num_shared)
+    return [" ".join(shared + rng.choices(WORDS, k=num_words - num_shared)) for _ in range(num_prompts)]
 
 
 def words_for_tokens(isl: int, probes: Sequence[tuple[int, int]]) -> int:
