@@ -10,7 +10,8 @@ import torch
 from tests.deepseek_v4.tiny import v4_json
 from tokenmill.core.cache_groups import bytes_per_token
 from tokenmill.core.errors import ConfigError
-from tokenmill.models.deepseek_v4 import baseline, groups, work
+from tokenmill.models.deepseek_v3 import work as baseline
+from tokenmill.models.deepseek_v4 import groups, work
 from tokenmill.models.deepseek_v4.builder import meta_model
 from tokenmill.models.deepseek_v4.caches import allocate_caches
 from tokenmill.models.deepseek_v4.config import DeepseekV4Config

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from tokenmill.core.errors import ConfigError
 from tokenmill.core.work import Work
+from tokenmill.core.work_description import KeyRead, WorkDescription
 from tokenmill.kernels.attention.work import attention_work
 from tokenmill.kernels.embedding.work import embedding_work
 from tokenmill.kernels.linear.work import linear_work
@@ -74,3 +76,41 @@ def _layer_work(config: LlamaConfig, rows: int, bytes_per_weight: float) -> Work
         work += rms_norm_work(rows * (config.num_heads + config.num_kv_heads), config.head_dim, bytes_per_weight)
     work += rope_work(rows, config.num_heads + config.num_kv_heads, config.head_dim)
     return work + silu_mul_work(rows, config.intermediate_size)
+
+
+_BYTES_PER_WEIGHT = {"float32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
+
+
+def describe(config: LlamaConfig, precision: str = "bf16", *, name: str = "llama") -> WorkDescription:
+    """For pricing. Embedding, head and caches stay in bf16 (float32 with float32) whatever the linears are."""
+    if precision not in _BYTES_PER_WEIGHT:
+        possible = ", ".join(_BYTES_PER_WEIGHT)
+        raise ConfigError(f"precision {precision!r} is not possible for {name}: choose {possible}")
+    per_weight, per_value = _BYTES_PER_WEIGHT[precision], 4.0 if precision == "float32" else 2.0
+    table = config.vocab_size * config.hidden_size
+    dense = num_parameters(config) - table * (1 if config.is_tied else 2)
+    row = 2 * config.kv_size * per_value
+    full = sum(1 for window in config.layer_windows if window is None)
+    windows = [window for window in config.layer_windows if window is not None]
+    reads = [KeyRead(full * 4.0 * config.q_size, full * row)] if full else []
+    for window, num_layers in Counter(windows).items():
+        reads.append(KeyRead(num_layers * 4.0 * config.q_size, num_layers * row, 1.0, window))
+    dtype = {"float32": "bf16", "int8": "bf16"}.get(precision, precision)
+    return WorkDescription(
+        name=name,
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        dense_params=dense,
+        dense_bytes=dense * per_weight,
+        head_params=table,
+        head_bytes=table * per_value,
+        embedding_bytes=0.0 if config.is_tied else table * per_value,
+        keys=tuple(reads),
+        kv_bytes_per_token=full * row,
+        kv_bytes_constant=sum(windows) * row,
+        kv_shards=config.num_kv_heads,
+        dense_dtype=dtype,
+        expert_dtype=dtype,
+        max_model_len=config.max_model_len,
+    )

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tokenmill.core.errors import ConfigError
 from tokenmill.core.work import Work
+from tokenmill.core.work_description import KeyRead, WorkDescription
 from tokenmill.models.deepseek_v4.config import CSA_RATIO, AttentionKind, DeepseekV4Config, kind_of_ratio
-from tokenmill.models.deepseek_v4.groups import CacheFormats, csa_state_bytes, hca_state_bytes
+from tokenmill.models.deepseek_v4.groups import CacheFormats, cache_formats, csa_state_bytes, hca_state_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +207,77 @@ def kinds(config: DeepseekV4Config) -> dict[str, int]:
     """Number of trunk layers of each attention kind."""
     names = [kind_of_ratio(ratio).value for ratio in config.compress_ratios]
     return {kind.value: names.count(kind.value) for kind in AttentionKind}
+
+
+# -- for pricing --
+
+#: Stored bytes by precision. The released experts are FP4 already; fp8 computes with them in FP8.
+_STORED = {
+    "fp4": RELEASED,
+    "fp8": RELEASED,
+    "nvfp4": WeightBytes(experts=NVFP4, linears=FP8, other=BF16),
+    "fp8_experts": WeightBytes(experts=FP8, linears=FP8, other=BF16),
+    "bf16": WeightBytes(experts=BF16, linears=BF16, other=BF16),
+}
+
+
+def describe(
+    config: DeepseekV4Config, precision: str = "fp4", *, name: str = "deepseek-v4", formats: CacheFormats | None = None
+) -> WorkDescription:
+    """The whole model in the terms of a step-time model; formats default to packed FP8 rows and FP4 index keys."""
+    stored = _STORED.get(precision)
+    if stored is None:
+        raise ConfigError(f"precision {precision!r} is not possible for {name}: choose {', '.join(_STORED)}")
+    wide = precision == "bf16"
+    formats = formats or cache_formats(config, "bfloat16", *(("bf16", "bf16") if wide else ("fp8_e4m3", "fp4")))
+    whole, active = trunk_parameters(config), trunk_parameters(config, active=True)
+    table = config.vocab_size * config.hidden_size
+    dense = Parameters(linears=active.linears, other=active.other - table)
+    keys = _key_reads(config, formats)
+    window = config.num_hidden_layers * config.sliding_window * formats.kv.row_bytes
+    num_mtp = 1 if config.num_nextn_predict_layers else 0
+    return WorkDescription(
+        name=name,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        dense_params=dense.total,
+        dense_bytes=stored.of(dense),
+        head_params=table,
+        head_bytes=stored.other * table,
+        embedding_bytes=0.0 if config.tie_word_embeddings else stored.other * table,
+        keys=keys,
+        kv_bytes_per_token=_growth_bytes(config, formats),
+        kv_bytes_constant=window + csa_state_bytes(config) + hca_state_bytes(config),
+        num_moe_layers=config.num_hidden_layers,
+        num_experts=config.n_routed_experts,
+        experts_per_token=config.num_experts_per_tok,
+        expert_params=3 * config.hidden_size * config.moe_intermediate_size,
+        expert_bytes=stored.experts * whole.experts,
+        dense_dtype="bf16" if wide else "fp8",
+        expert_dtype={"fp8_experts": "fp8", "nvfp4": "fp4"}.get(precision, precision),
+        draft_params=num_mtp * mtp_parameters(config, active=True).total,
+        draft_bytes=num_mtp * stored.of(mtp_parameters(config)),
+        max_model_len=config.max_position_embeddings,
+    )
+
+
+def _key_reads(config: DeepseekV4Config, formats: CacheFormats) -> tuple[KeyRead, ...]:
+    """Window rows of all layers, selected entries and index keys of CSA layers, entries of HCA layers."""
+    flops, row = 4.0 * config.num_attention_heads * config.head_dim, formats.kv.row_bytes
+    num_layers, num_csa = config.num_hidden_layers, len(config.layers_of(AttentionKind.CSA))
+    reads = [KeyRead(num_layers * flops, num_layers * row, 1.0, config.sliding_window)]
+    if num_csa:
+        score = 2.0 * config.index_n_heads * config.index_head_dim
+        reads.append(KeyRead(num_csa * flops, num_csa * row, CSA_RATIO, config.index_topk))
+        reads.append(KeyRead(num_csa * score, num_csa * formats.index.row_bytes, CSA_RATIO))
+    for ratio in sorted({r for r in config.compress_ratios if kind_of_ratio(r) is AttentionKind.HCA}):
+        num = config.compress_ratios.count(ratio)
+        reads.append(KeyRead(num * flops, num * row, ratio))
+    return tuple(reads)
+
+
+def _growth_bytes(config: DeepseekV4Config, formats: CacheFormats) -> float:
+    num_csa = len(config.layers_of(AttentionKind.CSA))
+    entries = sum(1 / r for r in config.compress_ratios if kind_of_ratio(r) is AttentionKind.HCA)
+    return num_csa * (formats.kv.row_bytes + formats.index.row_bytes) / CSA_RATIO + entries * formats.kv.row_bytes
