@@ -38,7 +38,7 @@ def error_of(actions: list[Action]) -> TokenmillError:
 def test_a_request_goes_to_a_worker_and_its_tokens_come_back() -> None:
     core = make_core()
     request = make_request("r")
-    assert core.submit(request, 1.0) == [Send("w0", 0, Generate(request))]
+    assert core.submit(request, 1.0) == [Send("w0", 0, Generate(request, index=1))]
     assert core.handle(make_frame("w0", 0, tokens("r", 5)), 1.1) == [Deliver("r", tokens("r", 5))]
     last = tokens("r", 6, finish=FinishReason.LENGTH)
     assert core.handle(make_frame("w0", 0, last, until_s=1.2), 1.2) == [Deliver("r", last)]
@@ -136,7 +136,7 @@ def test_death_before_the_first_token_moves_the_request() -> None:
     (sent,) = core.submit(request, 1.0)
     other = {"w0": "w1", "w1": "w0"}[sent.worker_id]
     core.handle(make_frame(sent.worker_id, 0, TokenDelta(request_id="r", num_cached_tokens=0)), 1.1)
-    assert core.handle(make_exit(sent.worker_id), 1.2) == [Send(other, 0, Generate(request))]
+    assert core.handle(make_exit(sent.worker_id), 1.2) == [Send(other, 0, Generate(request, index=1))]
     assert core.handle(make_frame(sent.worker_id, 0, tokens("r", 1)), 1.3) == [], "a dead life's frame comes too late"
     (deliver,) = core.handle(make_frame(other, 0, tokens("r", 1)), 1.4)
     assert deliver == Deliver("r", tokens("r", 1)), "what the dead worker said of its prompt is gone"
@@ -161,7 +161,7 @@ def test_the_only_worker_dies_and_its_request_waits_for_the_restart() -> None:
     with pytest.raises(UnavailableError, match="restarting"):
         core.submit(make_request("s"), 1.3)
     core.check_integrity()
-    assert core.handle(make_hello(incarnation=1), 2.0) == [Send("w0", 1, Generate(request))]
+    assert core.handle(make_hello(incarnation=1), 2.0) == [Send("w0", 1, Generate(request, index=1))]
     core.check_integrity()
 
 
@@ -200,7 +200,7 @@ def test_hello_of_a_new_life_ends_the_old_one_even_without_notice() -> None:
     core = make_core()
     request = make_request("r")
     core.submit(request, 1.0)
-    assert core.handle(make_hello(incarnation=1), 2.0) == [Send("w0", 1, Generate(request))]
+    assert core.handle(make_hello(incarnation=1), 2.0) == [Send("w0", 1, Generate(request, index=1))]
     assert core.handle(make_exit(incarnation=0), 2.1) == [], "the notice comes late"
     assert core.fleet.get("w0").state is MemberState.READY
     core.check_integrity()
@@ -248,7 +248,7 @@ def test_a_silent_worker_is_replaced_and_its_requests_move() -> None:
     assert replace == Replace(Unresponsive(sent.worker_id, 0, "silent for 5.1 s"))
     assert sent_to([moved]) == [other]
     late = make_frame(sent.worker_id, 0, tokens("r", 9))
-    assert core.handle(late, 5.5) == [Send(sent.worker_id, 0, Introduce())], "it lives: it must start over"
+    assert core.handle(late, 5.5) == [Send(sent.worker_id, 0, Introduce(0))], "it lives: it must start over"
     assert core.handle(make_frame(sent.worker_id, until_s=5.6), 5.6) == [], "asked once"
     core.handle(make_hello(sent.worker_id, started_s=5.6), 5.7)
     assert core.fleet.get(sent.worker_id).state is MemberState.READY

@@ -84,14 +84,15 @@ def test_frames_count_for_the_life_they_come_from(incarnation: int, origin: Fram
 def test_a_worker_is_asked_once_to_introduce_itself() -> None:
     fleet = Fleet()
     assert fleet.frame(make_frame(), 1.0) is FrameOrigin.UNKNOWN
-    assert fleet.should_introduce(make_frame())
-    assert not fleet.should_introduce(make_frame())
-    assert fleet.should_introduce(make_frame("w0", 1)), "another life"
+    assert fleet.should_introduce(make_frame(), 1.0)
+    assert not fleet.should_introduce(make_frame(), 1.1)
+    assert fleet.should_introduce(make_frame(), 3.0), "no answer: the question may be lost"
+    assert fleet.should_introduce(make_frame("w0", 1), 3.0), "another life"
     fleet.hello(make_hello(incarnation=1), 2.0)
     fleet.give_up("w0", "silent", 3.0, is_expected_back=True)
     assert fleet.frame(make_frame("w0", 1), 4.0) is FrameOrigin.GIVEN_UP
-    assert fleet.should_introduce(make_frame("w0", 1))
-    assert not fleet.should_introduce(make_frame("w0", 1))
+    assert fleet.should_introduce(make_frame("w0", 1), 4.0)
+    assert not fleet.should_introduce(make_frame("w0", 1), 4.1)
     assert fleet.hello(make_hello(incarnation=1), 5.0), "back in the same life"
     assert fleet.get("w0").state is MemberState.READY
 

@@ -28,8 +28,15 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
 # -- frontend -> worker --
 
 
-class Generate(msgspec.Struct, frozen=True, tag="generate"):
+class Generate(msgspec.Struct, frozen=True, omit_defaults=True, tag="generate"):
+    """
+    session  of the Hello that it answers to: one for an earlier session comes too late
+    index    the how-manyth of that session; a gap tells the worker that one was lost on the way. None: not counted
+    """
+
     request: Request
+    session: int = 0
+    index: int | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -40,11 +47,14 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Finish what runs, take nothing new, then say Goodbye and exit."""
 
 
-class Introduce(msgspec.Struct, frozen=True, tag="introduce"):
+class Introduce(msgspec.Struct, frozen=True, omit_defaults=True, tag="introduce"):
     """Sent by a frontend that does not know the sender of a frame (it restarted, or had given the worker up).
 
-    The worker drops everything it runs (nobody waits for it any more) and says Hello again.
+    The worker drops everything it runs (nobody waits for it any more) and says Hello again, unless it has done so
+    since: session is that of the frame that caused this.
     """
+
+    session: int | None = None
 
 
 ToWorker = Generate | Abort | Drain | Introduce
@@ -73,6 +83,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     incarnation    counts restarts of the same worker_id
     started_s      host-monotonic second at which the bill begins: the start of the process; in the answer to an
                    Introduce the end of its last frame, so that no second is billed twice
+    session        counts the Hellos of this life before this one; what runs ends with a session
     """
 
     worker_id: str
@@ -80,6 +91,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     pid: int
     started_s: float
     card: ModelCard
+    session: int = 0
 
 
 class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
@@ -87,9 +99,11 @@ class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
 
     busy_s + idle_s tile the time from the previous frame's `until_s` to this one's. Both are *measured*:
     idle_s is time spent in the wait for work, startup_s (first frame only) time until the worker was ready.
-    The `seconds` of the deltas plus `unattributed_s` sum to busy_s.
+    The `seconds` of the deltas plus `unattributed_s` sum to busy_s, with what was held meanwhile: held_s is the sum
+    of all seconds so far that a later delta will bring.
     num_received counts the Generate messages taken since the last Hello: what was sent beyond it is on its way
     and in no count of `stats` yet.
+    session, index: of the Hello it follows, and the how-manyth frame since; None: this sender does not count.
     """
 
     worker_id: str
@@ -99,7 +113,10 @@ class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     idle_s: float = 0.0
     startup_s: float = 0.0
     unattributed_s: float = 0.0
+    held_s: float = 0.0
     num_received: int = 0
+    session: int = 0
+    index: int | None = None
     joules: float | None = None
     deltas: tuple[TokenDelta, ...] = ()
     stats: WorkerStats = WorkerStats()

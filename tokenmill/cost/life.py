@@ -54,6 +54,7 @@ class WorkerLife:
     until_s    end of the newest frame; started_s before the first
     ended_s    the exit as the supervisor saw it, or the latest it can have been (its successor's start)
     stats      of the newest frame
+    held_s     reported by it as busy, for deltas that had not come yet: lost, when they never come
     """
 
     def __init__(self, model: str, rate: DeviceRate, started_s: float) -> None:
@@ -63,6 +64,7 @@ class WorkerLife:
         self.until_s = started_s
         self.ended_s: float | None = None
         self.stats = WorkerStats()
+        self.held_s = 0.0
         self._tallies = {kind: Tally() for kind in TimeKind}
         self._remembered: deque[_FrameKey] = deque()
         self._forgotten_until_s = -math.inf
@@ -81,7 +83,7 @@ class WorkerLife:
         if len(self._remembered) > _NUM_REMEMBERED:
             self._forgotten_until_s = max(self._forgotten_until_s, self._remembered.popleft()[0])
         if frame.until_s >= self.until_s:
-            self.until_s, self.stats = frame.until_s, frame.stats
+            self.until_s, self.stats, self.held_s = frame.until_s, frame.stats, frame.held_s
         return True
 
     def _is_before_the_bill(self, frame: StepFrame) -> bool:
@@ -110,9 +112,10 @@ class WorkerLife:
     def amounts(self) -> dict[TimeKind, Amount]:
         """Time by kind; after the exit, what was not reported until then is lost (and shrinks if it comes late)."""
         amounts = {kind: tally.freeze() for kind, tally in self._tallies.items()}
-        if self.ended_s is not None and self.ended_s > self.until_s:
+        lost_s = 0.0 if self.ended_s is None else max(0.0, self.ended_s - self.until_s) + self.held_s
+        if lost_s > 0:
             tail = Tally()
-            tail.charge(self.ended_s - self.until_s, self.rate)
+            tail.charge(lost_s, self.rate)
             amounts[TimeKind.LOST] += tail.freeze()
         return amounts
 
@@ -120,7 +123,7 @@ class WorkerLife:
         end_s = max(now_s if self.ended_s is None else self.ended_s, self.until_s)
         process_s = end_s - self.started_s
         explained_s = sum(amount.seconds for amount in self.amounts().values())
-        unreported_s = end_s - self.until_s if self.ended_s is None else 0.0
+        unreported_s = end_s - self.until_s + self.held_s if self.ended_s is None else 0.0
         return Balance(process_s, explained_s, unreported_s, abs(process_s - explained_s - unreported_s))
 
 

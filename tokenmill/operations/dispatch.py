@@ -166,9 +166,16 @@ class DispatchCore:
             for delta in frame.deltas:
                 actions += self._delta(frame, delta, now_s)
             return actions
-        if origin is FrameOrigin.STALE or not self.fleet.should_introduce(frame):
+        if origin in (FrameOrigin.STALE, FrameOrigin.COPY):
             return []
-        return [Send(frame.worker_id, frame.incarnation, Introduce())]
+        actions = (
+            self._give_up(frame.worker_id, "messages of it were lost on the way", now_s)
+            if (origin is FrameOrigin.GAP)
+            else []
+        )
+        if self.fleet.should_introduce(frame, now_s):
+            actions.append(Send(frame.worker_id, frame.incarnation, Introduce(frame.session)))
+        return actions
 
     def _goodbye(self, goodbye: Goodbye, now_s: float) -> list[Action]:
         return self.undeliverable(goodbye.worker_id, goodbye.incarnation, now_s)
@@ -234,7 +241,8 @@ class DispatchCore:
         flight.send_index = self.fleet.given(worker_id, flight.num_pending_tokens, now_s)
         view = self.fleet.get(worker_id)
         assert view is not None
-        return [Send(worker_id, view.incarnation, Generate(flight.request))]
+        message = Generate(flight.request, self.fleet.session(worker_id), flight.send_index)
+        return [Send(worker_id, view.incarnation, message)]
 
     def _candidates(self, model: str, now_s: float) -> FleetSnapshot:
         """Ready workers; those that are stuck only when all are."""
@@ -317,6 +325,11 @@ class DispatchCore:
             reason = self._silence(view.state, now_s - view.last_seen_s, now_s - view.since_s)
             if reason:
                 actions.append(Replace(Unresponsive(view.worker_id, view.incarnation, reason)))
+            unseen_since_s = self.fleet.unseen_since_s(view.worker_id)
+            if reason is None and unseen_since_s is not None:
+                if view.num_unseen and now_s - unseen_since_s > self._config.heartbeat_timeout_s:
+                    reason = "a request that it was sent never came"
+            if reason:
                 actions += self._give_up(view.worker_id, reason, now_s)
         return actions
 

@@ -14,11 +14,18 @@ from tokenmill.core.wire import Hello, StepFrame, WorkerExited, WorkerStats
 from tokenmill.operations.members import FleetSnapshot, MemberState, MemberView
 
 
+_WORKING = (MemberState.READY, MemberState.DRAINING)
+#: An Introduce may be lost like anything else.
+_ASK_AGAIN_S = 1.0
+
+
 class FrameOrigin(Enum):
     """What the sender of a frame is to us; only the deltas of a CURRENT one count."""
 
     CURRENT = auto()
-    UNKNOWN = auto()  # a life we were never introduced to: ask it to say Hello
+    UNKNOWN = auto()  # a life (or a session of it) we were never introduced to: ask it to say Hello
+    GAP = auto()  # frames before it were lost on the way, and tokens with them
+    COPY = auto()  # it was here before
     GIVEN_UP = auto()  # this life, declared lost, and yet it speaks: ask it to start over with a Hello
     STALE = auto()  # an earlier life, or one that already exited: too late
 
@@ -27,10 +34,13 @@ class FrameOrigin(Enum):
 class _Life:
     """What is known of one incarnation beside its view."""
 
+    session: int = 0
+    num_frames: int = 0
     num_sent: int = 0
     num_received: int = 0
     work_total: int = 0
     has_exited: bool = False
+    unseen_since_s: float | None = None  # a request that was sent has not arrived, since then
 
 
 class Fleet:
@@ -41,7 +51,7 @@ class Fleet:
         self._lives: dict[str, _Life] = {}
         self._num_placed: dict[str, int] = {}
         self._order: dict[str, list[str]] = {}
-        self._asked: dict[str, int] = {}
+        self._asked: dict[str, tuple[tuple[int, int] | None, float]] = {}
 
     # -- views --
 
@@ -84,7 +94,9 @@ class Fleet:
             is_same_life = hello.incarnation == view.incarnation
             if hello.incarnation < view.incarnation or (is_same_life and life.has_exited):
                 return False
-            if is_same_life and view.state in (MemberState.READY, MemberState.DRAINING):
+            if is_same_life and hello.session < life.session:
+                return False
+            if is_same_life and hello.session == life.session and view.state in _WORKING:
                 return False
         self._asked.pop(hello.worker_id, None)
         self._put(
@@ -98,7 +110,8 @@ class Fleet:
                 progress_s=now_s,
                 card=hello.card,
                 pid=hello.pid,
-            )
+            ),
+            session=hello.session,
         )
         return True
 
@@ -135,11 +148,21 @@ class Fleet:
             return FrameOrigin.UNKNOWN
         if frame.incarnation < view.incarnation or life.has_exited:
             return FrameOrigin.STALE
+        if frame.session < life.session:
+            return FrameOrigin.STALE
         if view.state is MemberState.LOST:
             return FrameOrigin.GIVEN_UP
-        if view.state is MemberState.STARTING:
+        if view.state is MemberState.STARTING or frame.session > life.session:
             return FrameOrigin.UNKNOWN
+        if frame.index is not None:
+            if frame.index <= life.num_frames:
+                return FrameOrigin.COPY
+            if frame.index > life.num_frames + 1:
+                return FrameOrigin.GAP
+            life.num_frames = frame.index
         life.num_received = frame.num_received
+        is_unseen = life.num_sent > life.num_received
+        life.unseen_since_s = (life.unseen_since_s or now_s) if is_unseen else None
         self._change(
             view,
             last_seen_s=now_s,
@@ -149,12 +172,20 @@ class Fleet:
         )
         return FrameOrigin.CURRENT
 
-    def should_introduce(self, frame: StepFrame) -> bool:
-        """True once per life that must say Hello (again): asking twice would drop what it was given in between."""
-        if self._asked.get(frame.worker_id) == frame.incarnation:
+    def should_introduce(self, frame: StepFrame, now_s: float) -> bool:
+        """A life must say Hello (again); asked anew when no answer came for a while."""
+        key, asked_s = self._asked.get(frame.worker_id, (None, 0.0))
+        if key == (frame.incarnation, frame.session) and now_s - asked_s < _ASK_AGAIN_S:
             return False
-        self._asked[frame.worker_id] = frame.incarnation
+        self._asked[frame.worker_id] = ((frame.incarnation, frame.session), now_s)
         return True
+
+    def session(self, worker_id: str) -> int:
+        return self._lives[worker_id].session
+
+    def unseen_since_s(self, worker_id: str) -> float | None:
+        """Since when its frames say that a request it was sent has not come; None: all have."""
+        return self._lives[worker_id].unseen_since_s
 
     def forgive_silence(self, seconds: float) -> None:
         """Our own process slept this long: nobody else was silent."""
@@ -221,7 +252,7 @@ class Fleet:
             )
         )
 
-    def _put(self, view: MemberView) -> None:
+    def _put(self, view: MemberView, session: int = 0) -> None:
         """A new life: whatever was counted of the one before is over."""
         before = self._views.get(view.worker_id)
         if before is not None and before.model != view.model:
@@ -229,7 +260,7 @@ class Fleet:
         if before is None or before.model != view.model:
             insort(self._order.setdefault(view.model, []), view.worker_id)
         self._views[view.worker_id] = view
-        self._lives[view.worker_id] = _Life()
+        self._lives[view.worker_id] = _Life(session)
 
     def _lost(self, view: MemberView, reason: str, now_s: float, *, is_expected_back: bool = False) -> None:
         self._change(

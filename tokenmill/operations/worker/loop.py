@@ -22,9 +22,18 @@ _log = logging.getLogger(__name__)
 
 
 class EngineLike(Protocol):
-    """What the loop needs of an engine; `engine.engine.Engine` has it."""
+    """What the loop needs of an engine; `engine.engine.Engine` has it.
+
+    settled_s   up to when the deltas it gave out account for its time: now, or the end of the last step whose result
+                is out while the next one runs already
+    """
 
     card: ModelCard
+
+    @property
+    def held_s(self) -> float:
+        """Seconds of steps so far that later deltas will bring."""
+        ...
 
     def add(self, request: Request) -> None: ...
 
@@ -33,6 +42,8 @@ class EngineLike(Protocol):
     def has_work(self) -> bool: ...
 
     def step(self) -> list[TokenDelta]: ...
+
+    def settled_s(self, now_s: float) -> float: ...
 
     def stats(self) -> WorkerStats: ...
 
@@ -85,8 +96,9 @@ class WorkerLoop:
         self._joules = 0.0
         self._running: set[str] = set()
         self._refusals: list[TokenDelta] = []
-        self._num_received = 0
-        self._is_draining = False
+        self._num_received = self._num_sent = self._session = 0
+        self._held_s = 0.0
+        self._is_draining = self._is_news = False
         self._reported_s = started_s
         self._checked_s = started_s
         self._needs_check = False
@@ -94,45 +106,67 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serve until drained or stopped. An exception of the engine comes out, after its time was reported."""
+        self.begin()
+        try:
+            while not self.is_over():
+                if self.is_busy:
+                    self.collect()
+                    self.work()
+                else:
+                    self.wait()
+        finally:
+            self.end()
+
+    # -- turns: what `run` does again and again, and what the twin does when virtual time comes to it --
+
+    def begin(self) -> None:
         self._meter.started(self._clock.now())
         self._hello(self._started_s)
         self._step_report(())
-        try:
-            while not self._is_over():
-                self._turn()
-        finally:
-            self._meter.busy(self._clock.now())
-            self._report((), self._stats)
-            self._link.send(Goodbye(worker_id=self._worker_id, incarnation=self._incarnation))
 
-    def _is_over(self) -> bool:
+    def end(self) -> None:
+        self._meter.busy(self._clock.now())
+        self._report((), self._stats)
+        self._link.send(Goodbye(worker_id=self._worker_id, incarnation=self._incarnation))
+
+    @property
+    def is_busy(self) -> bool:
+        return self._engine.has_work() or bool(self._refusals)
+
+    def collect(self) -> None:
+        """Take the messages that are there, between two steps."""
+        self._take(self._link.receive(0.0))
+
+    def is_over(self) -> bool:
         if self._lifeline.wants_stop():
             return True
         self._is_draining = self._is_draining or self._lifeline.wants_drain()
-        return self._is_draining and not self._engine.has_work() and not self._refusals
+        return self._is_draining and not self.is_busy
 
-    def _turn(self) -> None:
-        """One step when there is work; otherwise one wait, which is the only idle time there is."""
-        if self._engine.has_work() or self._refusals:
-            self._take(self._link.receive(0.0))
-            deltas = self._engine.step() if self._engine.has_work() else []
-            self._needs_check = True
-            self._meter.busy(self._clock.now())
+    def work(self) -> None:
+        """One step, if there is still work, and its report: at once when it has news, else when one is due."""
+        deltas = self._engine.step() if self._engine.has_work() else []
+        self._needs_check = True
+        self._meter.busy(self._clock.now())
+        if deltas or self._refusals or self._is_news or self._patience_s() == 0:
             self._step_report(deltas)
-        else:
-            self._meter.busy(self._clock.now())
-            messages = self._link.receive(self._patience_s())
-            self._meter.idle(self._clock.now())
-            self._take(messages)
-            self._rest()
+
+    def wait(self) -> None:
+        """One wait for work, which is the only idle time there is."""
+        self._meter.busy(self._clock.now())
+        messages = self._link.receive(self._patience_s())
+        self._meter.idle(self._clock.now())
+        self._take(messages)
+        self._rest()
 
     def _patience_s(self) -> float:
         """How long to wait for work: until the next heartbeat is due."""
-        return max(0.0, self._reported_s + self._config.heartbeat_interval_s - self._clock.now())
+        interval_s = self._config.heartbeat_interval_s
+        return min(interval_s, max(0.0, self._reported_s + interval_s - self._clock.now()))
 
     def _rest(self) -> None:
         """Still nothing to do: say so now and then, and use the time to check the engine's books."""
-        if self._engine.has_work() or self._refusals:
+        if self.is_busy:
             return
         now_s = self._clock.now()
         if self._needs_check and now_s - self._checked_s >= self._config.integrity_interval_s:
@@ -151,15 +185,35 @@ class WorkerLoop:
         for message in messages:
             match message:
                 case Generate():
-                    self._generate(message.request)
+                    self._number(message)
                 case Abort():
                     self._abort(message.request_id)
                 case Introduce():
-                    self._drop_all()
-                    self._num_received = 0
-                    self._hello(self._reported_s)
+                    if message.session is None or message.session >= self._session:
+                        self._start_over()
                 case Drain():
                     self._is_draining = True
+
+    def _number(self, message: Generate) -> None:
+        """Take it if it is the next one; a second copy is none, and a gap means that some never came."""
+        if message.index is None:
+            return self._generate(message.request)
+        missing = message.index - self._num_received - 1
+        if message.session != self._session:
+            return
+        if missing > 0:
+            _log.error("worker %s: %d message(s) were lost on the way; it starts over", self._worker_id, missing)
+            self._start_over()
+        elif missing == 0:
+            self._generate(message.request)
+
+    def _start_over(self) -> None:
+        """A new session: what runs is forgotten on both ends, and what is to run will be sent again."""
+        self._drop_all()
+        self._session += 1
+        self._num_received = self._num_sent = 0
+        self._hello(self._reported_s)
+        self._is_news = True
 
     def _generate(self, request: Request) -> None:
         self._num_received += 1
@@ -201,6 +255,7 @@ class WorkerLoop:
                 pid=self._pid,
                 started_s=bill_from_s,
                 card=self._engine.card,
+                session=self._session,
             )
         )
 
@@ -213,6 +268,9 @@ class WorkerLoop:
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._running.discard(delta.request_id)
+        self._num_sent += 1
+        held_s = self._engine.held_s
+        newly_held_s, self._held_s = held_s - self._held_s, held_s
         self._link.send(
             StepFrame(
                 worker_id=self._worker_id,
@@ -221,7 +279,10 @@ class WorkerLoop:
                 busy_s=interval.busy_s,
                 idle_s=interval.idle_s,
                 startup_s=interval.startup_s,
-                unattributed_s=max(0.0, interval.busy_s - sum(delta.seconds for delta in deltas)),
+                unattributed_s=max(0.0, interval.busy_s - newly_held_s - sum(delta.seconds for delta in deltas)),
+                held_s=held_s,
+                session=self._session,
+                index=self._num_sent,
                 num_received=self._num_received,
                 joules=self._take_joules(),
                 deltas=(*self._refusals, *deltas),
@@ -229,6 +290,7 @@ class WorkerLoop:
             )
         )
         self._refusals.clear()
+        self._is_news = False
         self._reported_s = interval.until_s
 
     def _take_joules(self) -> float | None:
