@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from tokenmill.core.request import TokenDelta
+from tokenmill.core.ticks import deal
 from tokenmill.core.wire import StepFrame, WorkerStats
 from tokenmill.cost.ledger import Ledger
 from tokenmill.cost.rates import DeviceRate
 from tokenmill.cost.requests import Outcome
-from tokenmill.cost.shares import split_step
 from tokenmill.cost.totals import TimeKind
 
 TICK_S = 2.0**-10
@@ -132,7 +132,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if process is None or process.ended is not None:
             return multiple()
         busy = busy if weights else 0
-        shares = dict(zip(weights, split_step(busy * TICK_S, list(weights.values())), strict=True))
+        shares = dict(zip(weights, [n * TICK_S for n in deal(busy, list(weights.values()))], strict=True))
         frame = process.frame(shares, joules, busy=busy, idle=idle, unattributed=unattributed, startup=startup)
         self.now = max(self.now, process.until)
         self.undelivered[id(frame)] = frame

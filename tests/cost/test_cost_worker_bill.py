@@ -16,6 +16,7 @@ from tokenmill.cost.ledger import Ledger
 from tokenmill.cost.rates import DeviceRate
 from tokenmill.cost.totals import TimeKind
 from tokenmill.engine.config import EngineConfig
+from tokenmill.engine.runners.step_times import LinearStepTime
 from tokenmill.engine.simulated import simulated_engine
 from tokenmill.operations.config import OperationsConfig
 from tokenmill.operations.worker.loop import WorkerLoop
@@ -65,9 +66,7 @@ def request(request_id: str, num_prompt_tokens: int, max_tokens: int) -> Request
 def run_worker(schedule: list[tuple[float, ToWorker]], end_s: float) -> list[ToFrontend]:
     clock = ManualClock(START_S)
     config = EngineConfig(max_num_batched_tokens=64)
-    engine = simulated_engine(
-        config, clock=clock, pace=clock.advance, step_s=lambda plan: 0.01 + plan.num_tokens * 1e-3
-    )
+    engine = simulated_engine(config, clock=clock, pace=clock.advance, step_time=LinearStepTime(0.01, 1e-3))
     frontend = FakeFrontend(clock, schedule, end_s)
     clock.advance(READY_S - START_S)
     WorkerLoop(

@@ -7,9 +7,9 @@ from tokenmill.core.errors import BadRequestError, CapabilityError, TokenmillErr
 from tokenmill.core.kv_hashes import BlockHasher
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.request import FinishReason, Request, TokenDelta, check_prompt
-from tokenmill.core.step import SequenceResult, StepPlan
+from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
 from tokenmill.core.wire import WorkerStats
-from tokenmill.cost.shares import row_weight, split_step
+from tokenmill.cost.shares import Rows, Share, StepSpans, bill_step
 from tokenmill.engine.runners.base import Runner
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.sequence import Sequence
@@ -43,6 +43,7 @@ class Engine:
         self._clock = clock
         self._context_weight = context_weight
         self._grammars = grammars
+        self._spans = StepSpans()
         self._num_added = 0
 
     # -- requests --
@@ -140,10 +141,10 @@ class Engine:
         for sequence in sequences:
             if sequence.finish_reason is not None:
                 self._runner.remove(sequence.request_id)
-        shares = self._shares(plan, self._clock.now() - start_s)
+        bills = self._bill(plan, result, sequences, start_s)
         return refused + [
-            _delta(sequence, got, share, start_s)
-            for sequence, got, share in zip(sequences, result.sequences, shares, strict=True)
+            _delta(sequence, got, rows, share, start_s)
+            for sequence, got, (rows, share) in zip(sequences, result.sequences, bills, strict=True)
         ]
 
     def _take_grammars(self, now_s: float) -> list[TokenDelta]:
@@ -156,14 +157,30 @@ class Engine:
                 refused.append(_refusal(ready.sequence.request_id, ready.error))
         return refused
 
-    def _shares(self, plan: StepPlan, seconds: float) -> list[float]:
-        weights = [
-            row_weight(s.num_scheduled_tokens, s.num_computed_tokens, context_weight=self._context_weight)
-            for s in plan.sequences
+    def _bill(
+        self, plan: StepPlan, result: StepResult, sequences: list[Sequence], start_s: float
+    ) -> list[tuple[Rows, Share]]:
+        """What each sequence computed in the step that ends now, and its share of the step's seconds."""
+        seconds = self._spans.take(start_s, self._clock.now())
+        rows = [
+            _rows(planned, got, sequence.num_prompt_tokens)
+            for planned, got, sequence in zip(plan.sequences, result.sequences, sequences, strict=True)
         ]
-        return split_step(seconds, weights)
+        draft_s = min(result.draft_s, seconds)
+        return list(
+            zip(rows, bill_step(seconds, rows, draft_s=draft_s, context_weight=self._context_weight), strict=True)
+        )
+
+    def settled_s(self, now_s: float) -> float:
+        """Up to when the deltas handed out so far account for this engine's time; later time is of a running step."""
+        return now_s
 
     # -- views --
+
+    @property
+    def held_s(self) -> float:
+        """Seconds of steps whose deltas are still to come: every step tells its own."""
+        return 0.0
 
     def stats(self) -> WorkerStats:
         counters = self._scheduler.counters
@@ -205,7 +222,20 @@ def _refusal(request_id: str, error: TokenmillError) -> TokenDelta:
     )
 
 
-def _delta(sequence: Sequence, got: SequenceResult, seconds: float, start_s: float) -> TokenDelta:
+def _rows(planned: SequencePlan, got: SequenceResult, num_prompt_tokens: int) -> Rows:
+    """The row that ends a sequence with output is a decode, and drafts follow it; rows before it are prefill."""
+    num_rows = planned.num_scheduled_tokens if got.error is not None else got.num_rows
+    num_before_drafts = max(0, num_rows - got.num_draft_tokens)
+    is_decoding = planned.is_sampling and planned.num_computed_tokens + num_before_drafts > num_prompt_tokens
+    return Rows(
+        num_tokens=num_rows,
+        context_len=planned.num_computed_tokens,
+        num_prefill=max(0, num_before_drafts - is_decoding),
+        num_rejected=got.num_rejected_tokens,
+    )
+
+
+def _delta(sequence: Sequence, got: SequenceResult, rows: Rows, share: Share, start_s: float) -> TokenDelta:
     error = None if got.error is None else (got.error_code, got.error)
     is_first = sequence.pending_first
     sequence.pending_first = False
@@ -218,6 +248,12 @@ def _delta(sequence: Sequence, got: SequenceResult, seconds: float, start_s: flo
         stop_token_id=sequence.stop_token_id,
         num_cached_tokens=sequence.num_cached_tokens if is_first else None,
         queue_s=max(0.0, start_s - sequence.request.arrival_s) if is_first else None,
-        seconds=seconds,
+        seconds=share.seconds,
+        prefill_s=share.prefill_s,
+        draft_s=share.draft_s,
+        rejected_s=share.rejected_s,
+        num_prefill_tokens=rows.num_prefill,
+        num_draft_tokens=got.num_draft_tokens,
+        num_rejected_tokens=got.num_rejected_tokens,
         error=error,
     )

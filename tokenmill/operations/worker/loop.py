@@ -148,18 +148,18 @@ class WorkerLoop:
         deltas = self._engine.step() if self._engine.has_work() else []
         self._needs_check = True
         self._meter.busy(self._clock.now())
-        if deltas or self._refusals or self._is_news or self._patience_s() == 0:
+        if deltas or self._refusals or self._is_news or self.patience_s() == 0:
             self._step_report(deltas)
 
     def wait(self) -> None:
         """One wait for work, which is the only idle time there is."""
         self._meter.busy(self._clock.now())
-        messages = self._link.receive(self._patience_s())
+        messages = self._link.receive(self.patience_s())
         self._meter.idle(self._clock.now())
         self._take(messages)
         self._rest()
 
-    def _patience_s(self) -> float:
+    def patience_s(self) -> float:
         """How long to wait for work: until the next heartbeat is due."""
         interval_s = self._config.heartbeat_interval_s
         return min(interval_s, max(0.0, self._reported_s + interval_s - self._clock.now()))

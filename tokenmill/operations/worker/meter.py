@@ -1,11 +1,13 @@
 """Where a worker's seconds go: each since the process started is start-up, busy or idle, and in one frame. Pure.
 
-Not responsible for: which request is charged (the engine's shares), what a second costs (cost/).
+Stamps are rounded to ticks (core/ticks), so that all that is reported adds up exactly. Not responsible for: which request is charged (the engine's shares), what a second costs (cost/).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from tokenmill.core.ticks import on_grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class TimeMeter:
     """Told at each change of occupation what the time just past was spent on."""
 
     def __init__(self, started_s: float) -> None:
-        self._mark_s = started_s
+        self._mark_s = on_grid(started_s)
         self._busy_s = self._idle_s = self._startup_s = 0.0
 
     @property
@@ -46,6 +48,7 @@ class TimeMeter:
         return interval
 
     def _advance(self, now_s: float) -> float:
-        seconds, self._mark_s = now_s - self._mark_s, now_s
-        assert seconds >= 0, f"time ran back by {-seconds} s"
+        """A clock that runs back has told nothing new: the mark stays until it is passed again."""
+        seconds = max(0.0, on_grid(now_s) - self._mark_s)
+        self._mark_s += seconds
         return seconds
