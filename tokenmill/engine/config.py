@@ -8,6 +8,7 @@ from pydantic import Field
 
 from tokenmill.core.config import FrozenConfig
 from tokenmill.engine.scheduler import SchedulerLimits
+from tokenmill.engine.speculative.config import SpeculativeConfig
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
@@ -36,6 +37,7 @@ class EngineConfig(FrozenConfig):
                             model's name; "none": not at all
     grammar_backend         what structured output is enforced with
     grammar_deadline_s      a grammar that takes longer to compile is refused
+    speculative_config      what drafts tokens for the model to verify, e.g. {"method": "ngram"}; None: nothing
     deterministic           reference kernels: same seed, same text, whatever else is in the batch
     num_threads             None: cores of the machine divided by workers
     """
@@ -60,6 +62,7 @@ class EngineConfig(FrozenConfig):
     reasoning_parser: str | None = None
     grammar_backend: str = "llguidance"
     grammar_deadline_s: float = Field(default=5.0, gt=0)
+    speculative_config: SpeculativeConfig | None = None
     deterministic: bool = False
     hash_algorithm: Literal["xxh3", "sha256"] = "xxh3"
     num_threads: int | None = Field(default=None, ge=1)

@@ -16,11 +16,13 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.kvcache.build import build_kv
 from tokenmill.engine.kvcache.manager import KVCacheManager
 from tokenmill.engine.scheduler import Scheduler
+from tokenmill.engine.speculative.choose import depth_policy, target_extras
 from tokenmill.engine.structured.desk import GrammarDesk
 from tokenmill.engine.structured.opening import open_compiler
 from tokenmill.infra.memory import read_host_memory
 
 if TYPE_CHECKING:
+    from tokenmill.engine.speculative.base import Proposer
     from tokenmill.models.base import Model
     from tokenmill.models.registry import LoadedModel
 
@@ -59,24 +61,50 @@ def load_engine(
         deterministic=config.deterministic,
         backend=config.kernels,
         weight_format="bf16" if config.quantization == "none" else config.quantization,
-        extra=config.model_extras,
+        extra=config.model_extras | target_extras(config.speculative_config, Path(model_path)),
     )
     model = loaded.model
     block_size = config.block_size or loaded.default_block_size
     max_model_len = _max_model_len(config, model.max_model_len)
     _check_budget(config, max_model_len)
+    proposer = _proposer(loaded, config, max_model_len)
+    groups = model.cache_groups(block_size)
+    draft_groups = () if proposer is None else proposer.cache_groups(block_size)
     kv = build_kv(
-        model.cache_groups(block_size),
+        (*groups, *draft_groups),
         config,
         block_size=block_size,
         max_model_len=max_model_len,
         budget_bytes=config.kv_cache_memory_bytes or default_kv_bytes(read_host_memory().available_bytes, num_workers),
     )
     card = _card(loaded, config, name, kv, max_model_len)
-    runner = TorchRunner(model, model.allocate_caches(kv.num_blocks, block_size), block_size)
-    scheduler = Scheduler(config.scheduler_limits, kv)
+    caches = model.allocate_caches({group.name: kv.num_blocks[group.name] for group in groups}, block_size)
+    speculator = None
+    if proposer is not None:
+        from tokenmill.engine.speculative.speculator import Speculator
+
+        draft_blocks = {group.name: kv.num_blocks[group.name] for group in draft_groups}
+        draft_caches = proposer.allocate_caches(draft_blocks, block_size)
+        proposer.bind(caches | draft_caches)
+        speculator = Speculator(proposer, draft_caches, time.perf_counter)
+    runner = TorchRunner(model, caches, block_size, speculator)
+    depth = depth_policy(config.speculative_config)
+    scheduler = Scheduler(config.scheduler_limits, kv, depth)
     grammars = GrammarDesk(lambda: open_compiler(card, config.grammar_backend, config.grammar_deadline_s))
     return Engine(card, scheduler, runner, SystemClock(), context_weight=_context_weight(model), grammars=grammars)
+
+
+def _proposer(loaded: LoadedModel, config: EngineConfig, max_model_len: int) -> Proposer | None:
+    """What speculates for this target; a draft checkpoint is loaded with the target's settings."""
+    if config.speculative_config is None:
+        return None
+    from tokenmill.engine.speculative.build import BuildContext, build_proposer
+    from tokenmill.models.registry import load_model
+
+    def load_draft(path: Path) -> LoadedModel:
+        return load_model(path, dtype=loaded.dtype, deterministic=config.deterministic, backend=config.kernels)
+
+    return build_proposer(BuildContext(config.speculative_config, loaded, max_model_len, load_draft))
 
 
 def thread_count(asked: int | None, *, num_cores: int, num_workers: int) -> int:

@@ -3,6 +3,11 @@
 Order: bias and penalties, grammar mask, ban of end tokens before min_tokens, temperature, top_k, top_p, min_p, draw.
 A draw is the inverse CDF at a counter-based uniform number, so it depends on (seed, position, choice) and the row's
 logits alone. Log-probabilities are of the model's raw distribution.
+
+Verifying a draft is one more such row: the draft stays iff the row's token is the draft. Where the draft was chosen,
+the row is drawn as without speculation, so speculation changes no token. Where it was drawn from a known distribution
+q, the row is rejection sampling (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023,
+section 2.3): the draft with probability min(1, p / q), else a token of max(0, p - q); the result is distributed as p.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.request import Request, TokenLogprob
-from tokenmill.engine.rng import uniform
+from tokenmill.engine.rng import Stream, uniform
 from tokenmill.engine.structured.apply import apply_mask
 from tokenmill.engine.structured.base import PackedMask
 
@@ -24,16 +29,28 @@ _NUM_CANDIDATES = 1024
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """One row of logits to draw from: the request, its tokens so far, what a grammar allows next."""
+    """One row of logits to draw from: the request, its tokens so far, what a grammar allows next.
+
+    drafts       tokens between token_ids and this row that are not certain to stay
+    draft        the draft that this row decides on, when it was drawn from `draft_probs`
+    draft_probs  [V] float32
+    """
 
     request: Request
     token_ids: Sequence[int]
     mask: PackedMask | None = None
+    drafts: tuple[int, ...] = ()
+    draft: int | None = None
+    draft_probs: Tensor | None = None
 
     @property
     def position(self) -> int:
         """Index of the output token to draw."""
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) + len(self.drafts) - len(self.request.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return [*self.token_ids[len(self.request.prompt_token_ids) :], *self.drafts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +104,13 @@ def _adjust(logits: Tensor, row: SamplingRow) -> None:
     """Bias, penalties, mask and the min_tokens ban, in place on one row [V]."""
     sampling = row.request.sampling
     if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(row.token_ids)))
+        seen = torch.tensor(sorted({*row.token_ids, *row.drafts}))
         values = logits[seen]
         logits[seen] = torch.where(
             values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
         )
     if sampling.presence_penalty or sampling.frequency_penalty:
-        output = torch.tensor(row.token_ids[len(row.request.prompt_token_ids) :], dtype=torch.long)
+        output = torch.tensor(row.output_token_ids, dtype=torch.long)
         ids, counts = output.unique(return_counts=True)
         logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts.float()
     for token_id, bias in sampling.logit_bias.items():
@@ -115,16 +132,54 @@ def _ban_ends(logits: Tensor, row: SamplingRow) -> None:
 
 
 def _draw(logits: Tensor, row: SamplingRow) -> int:
-    """Inverse-CDF draw from one adjusted row [V], after temperature and truncation."""
+    """One token from one adjusted row [V]: the inverse CDF, or rejection sampling against a drawn draft."""
+    request, (ids, probs) = row.request, _truncated(logits, row)
+    u = uniform(request.seed, row.position, request.choice_index)
+    if row.draft is None or row.draft_probs is None:
+        return _inverse_cdf(ids, probs, u)
+    target = probs if ids is None else torch.zeros_like(logits).index_put_((ids,), probs)
+    target = target / target.sum()
+    accept = uniform(request.seed, row.position, request.choice_index, Stream.ACCEPT)
+    if accept * float(row.draft_probs[row.draft]) < float(target[row.draft]):
+        return row.draft
+    rest = (target - row.draft_probs).clamp(min=0)
+    rest[row.draft] = 0
+    return _inverse_cdf(None, rest if rest.sum() > 0 else target, u)
+
+
+def distribution(logits: Tensor, row: SamplingRow) -> Tensor:
+    """[V] float32 probabilities that a draft at this row is drawn from: those that the target's row would use.
+
+    logits [V] of a draft, changed in place. Temperature 0: all on the best token.
+    """
+    _adjust(logits, row)
+    if row.request.sampling.temperature == 0:
+        return torch.zeros_like(logits).index_fill_(0, logits.argmax(), 1.0)
+    ids, probs = _truncated(logits, row)
+    full = probs if ids is None else torch.zeros_like(logits).index_put_((ids,), probs)
+    return full / full.sum()
+
+
+def draw_draft(probs: Tensor, row: SamplingRow) -> int:
+    """A draft from its distribution [V]; its random number is independent of those that decide on it."""
+    request = row.request
+    return _inverse_cdf(None, probs, uniform(request.seed, row.position, request.choice_index, Stream.DRAFT))
+
+
+def _truncated(logits: Tensor, row: SamplingRow) -> tuple[Tensor | None, Tensor]:
+    """(ids or None for all, probabilities up to a factor) of one adjusted row, after temperature and truncation."""
     sampling = row.request.sampling
     scaled = logits / sampling.temperature
-    u = uniform(row.request.seed, row.position, row.request.choice_index)
     if sampling.top_k or sampling.top_p < 1:
         ids, probs = _nucleus(scaled, sampling.top_k, sampling.top_p)
     else:
         ids, probs = None, torch.softmax(scaled, dim=-1)
     if sampling.min_p:
         probs = torch.where(probs >= sampling.min_p * probs.max(), probs, 0.0)
+    return ids, probs
+
+
+def _inverse_cdf(ids: Tensor | None, probs: Tensor, u: float) -> int:
     cdf = probs.double().cumsum(dim=-1)
     index = int(torch.searchsorted(cdf, u * cdf[-1], right=True))
     if index == len(cdf):  # u * total rounded up to the total: take the last token of the support

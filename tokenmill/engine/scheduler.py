@@ -13,6 +13,8 @@ from tokenmill.core.request import FinishReason
 from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
 from tokenmill.engine.kvcache.manager import KVCacheManager, PrefixHit
 from tokenmill.engine.sequence import Sequence
+from tokenmill.engine.speculative.counters import DraftCounters
+from tokenmill.engine.speculative.depth import Candidate, DepthPolicy, StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,16 @@ class Scheduler:
 
     Memory is reserved step by step; when it runs out, the last sequence in order is preempted: its blocks are
     let go (its published ones may be found again) and it starts over later, tokens kept.
+
+    depth   how many drafts decoding sequences get; None: none. Drafts take memory and budget that nobody else wants.
     """
 
-    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager) -> None:
+    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, depth: DepthPolicy | None = None) -> None:
         self.limits = limits
         self.kv = kv
         self.counters = SchedulerCounters()
+        self.drafts = DraftCounters()
+        self._depth = depth
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._by_id: dict[str, Sequence] = {}
@@ -91,15 +97,38 @@ class Scheduler:
             if num_tokens and self._reserve(sequence, num_tokens, planned):
                 planned[sequence.request_id] = num_tokens
                 budget -= num_tokens
+        drafts = self._plan_drafts(planned, budget)
         if self.counters.num_preemptions == num_preemptions:
-            self._admit(budget, planned)
+            self._admit(budget - sum(drafts.values()), planned)
         if not planned:
             assert not self._waiting, f"{len(self._waiting)} requests wait and none can run"
             return None
         self.counters.steps += 1
         return StepPlan(
-            self.counters.steps, tuple(self._plan(s, planned) for s in self._running if s.request_id in planned)
+            self.counters.steps,
+            tuple(
+                self._plan(s, planned[s.request_id], drafts.get(s.request_id, 0))
+                for s in self._running
+                if s.request_id in planned
+            ),
         )
+
+    def _plan_drafts(self, planned: dict[str, int], budget: int) -> dict[str, int]:
+        """Drafts behind the newest token of decoding sequences; never at the price of another's place."""
+        if self._depth is None:
+            return {}
+        decoding = [s for s in self._running if s.is_decoding and s.request_id in planned]
+        wishes = self._depth.plan(
+            [Candidate(s.request_id, s.num_useful_drafts) for s in decoding], sum(planned.values()) - len(decoding)
+        )
+        drafts = {}
+        for sequence, wish in zip(decoding, wishes, strict=True):
+            num_drafts = min(wish, budget)
+            end = sequence.num_computed_tokens + 1 + num_drafts
+            if num_drafts and self.kv.reserve(sequence.request_id, end):
+                drafts[sequence.request_id] = num_drafts
+                budget -= num_drafts
+        return drafts
 
     def _continuing(self) -> list[Sequence]:
         decoding = [s for s in self._running if s.is_decoding]
@@ -142,9 +171,9 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, hit: PrefixHit, num_tokens: int) -> bool:
         """Move a waiting sequence to running, with memory for its first `num_tokens`; False when there is none."""
-        if not self.kv.can_start(sequence.block_hashes, hit, len(sequence.token_ids)):
+        if not self.kv.can_start(sequence.block_hashes, hit, len(sequence.token_ids), sequence.token_ids):
             return False
-        self.kv.start(sequence.request_id, sequence.block_hashes, hit)
+        self.kv.start(sequence.request_id, sequence.block_hashes, hit, sequence.token_ids)
         if not self.kv.reserve(sequence.request_id, num_tokens):
             self.kv.release(sequence.request_id)
             return False
@@ -187,14 +216,14 @@ class Scheduler:
             self.counters.prefix_queries += sequence.num_prompt_tokens
             self.counters.prefix_hits += sequence.num_computed_tokens
 
-    def _plan(self, sequence: Sequence, planned: dict[str, int]) -> SequencePlan:
-        num_tokens = planned[sequence.request_id]
+    def _plan(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> SequencePlan:
         return SequencePlan(
             request_id=sequence.request_id,
             num_computed_tokens=sequence.num_computed_tokens,
-            num_scheduled_tokens=num_tokens,
+            num_scheduled_tokens=num_tokens + num_drafts,
             is_sampling=num_tokens == sequence.num_uncomputed_tokens,
             block_tables=self.kv.block_tables(sequence.request_id),
+            num_draft_tokens=num_drafts,
             num_protected_tokens=sequence.num_protected_tokens,
         )
 
@@ -205,9 +234,23 @@ class Scheduler:
         sequences = []
         for planned, got in zip(plan.sequences, result.sequences, strict=True):
             sequence = self._by_id[planned.request_id]
+            self._record_drafts(planned, got)
             self._apply(sequence, planned, got)
             sequences.append(sequence)
         return sequences
+
+    def _record_drafts(self, planned: SequencePlan, got: SequenceResult) -> None:
+        if self._depth is None or got.error is not None:
+            return
+        if planned.num_draft_tokens:
+            self._depth.record(planned.request_id, got.num_draft_tokens, got.num_accepted_drafts)
+        if got.num_draft_tokens:
+            self.drafts.record(got.num_draft_tokens, got.num_accepted_drafts)
+
+    def record_seconds(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """What the step took, once it is over: what drafts may cost is judged by it."""
+        if self._depth is not None:
+            self._depth.record_step(StepCost.of(plan, result, seconds))
 
     def _apply(self, sequence: Sequence, planned: SequencePlan, got: SequenceResult) -> None:
         before = sequence.num_computed_tokens
@@ -226,7 +269,13 @@ class Scheduler:
             sequence.finish_reason = FinishReason.ERROR
         if self.kv.enable_prefix_caching:
             self._extend_hashes(sequence)
-        self.kv.advance(sequence.request_id, sequence.num_computed_tokens, sequence.block_hashes)
+        self.kv.advance(
+            sequence.request_id,
+            sequence.num_computed_tokens,
+            sequence.block_hashes,
+            sequence.token_ids,
+            got.draft_rows_from,
+        )
         if sequence.finish_reason is not None:
             self._remove(sequence)
 
@@ -240,6 +289,8 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
         del self._by_id[sequence.request_id], self._hashers[sequence.request_id]
+        if self._depth is not None:
+            self._depth.forget(sequence.request_id)
 
     def check_integrity(self) -> None:
         """Assert that every sequence is in exactly one queue and memory accounting holds."""

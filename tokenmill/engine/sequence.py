@@ -8,7 +8,7 @@ from tokenmill.core.request import FinishReason, Request
 from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """
     max_tokens            resolved: most output tokens
@@ -58,6 +58,11 @@ class Sequence:
         return self.num_uncomputed_tokens == 1 and self.num_output_tokens > 0
 
     @property
+    def num_useful_drafts(self) -> int:
+        """More drafts than this could not all become output: the step draws one token behind them."""
+        return max(0, self.max_tokens - self.num_output_tokens - 1)
+
+    @property
     def order(self) -> tuple[int, float, int]:
         """Who runs first: lower priority value, then earlier arrival."""
         return (self.request.priority, self.request.arrival_s, self.arrival_order)
@@ -65,13 +70,15 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Take one drawn token and decide whether the sequence ends with it."""
         self.token_ids.append(token_id)
-        sampling = self.request.sampling
-        if self.num_output_tokens > sampling.min_tokens:
-            if token_id in sampling.stop_token_ids:
-                self.finish_reason, self.stop_token_id = FinishReason.STOP, token_id
-                return
-            if not sampling.ignore_eos and token_id in self.request.eos_token_ids:
-                self.finish_reason, self.stop_token_id = FinishReason.STOP, token_id
-                return
-        if self.num_output_tokens >= self.max_tokens:
+        if ends_text(self.request, self.num_output_tokens, token_id):
+            self.finish_reason, self.stop_token_id = FinishReason.STOP, token_id
+        elif self.num_output_tokens >= self.max_tokens:
             self.finish_reason = FinishReason.LENGTH
+
+
+def ends_text(request: Request, num_output_tokens: int, token_id: int) -> bool:
+    """Does the text end with `token_id` as its num_output_tokens-th output token?"""
+    sampling = request.sampling
+    if num_output_tokens <= sampling.min_tokens:
+        return False
+    return token_id in sampling.stop_token_ids or (not sampling.ignore_eos and token_id in request.eos_token_ids)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from tokenmill.core.cache_groups import CacheGroup
 from tokenmill.core.work import Work
 from tokenmill.models.batch import ForwardBatch
+from tokenmill.models.features import Features
 
 #: Cache tensors of a model by group name. Dimension 0 of *every* tensor is the group's physical block, so that
 #: blocks can be copied, moved, offloaded and compared without knowing the model.
@@ -54,4 +55,13 @@ class Model(Protocol):
 
     def step_work(self, query_lens: Sequence[int], context_lens: Sequence[int]) -> Work:
         """FLOPs and bytes of a step over these sequences (torch-free arithmetic lives in models/work.py)."""
+        ...
+
+
+@runtime_checkable
+class ShowingModel(Protocol):
+    """A model that can show proposers what it computed on the way."""
+
+    def forward_with_features(self, batch: ForwardBatch, caches: Caches, features: Features) -> tuple[Tensor, Tensor]:
+        """`forward`'s result, and what was asked for, by row of the batch."""
         ...

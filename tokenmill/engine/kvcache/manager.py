@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tokenmill.core.cache_groups import CacheGroup
+from tokenmill.core.cache_groups import CacheGroup, GroupKind
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.step import BlockTable
 from tokenmill.engine.kvcache.pool import BlockPool
@@ -101,11 +101,13 @@ class KVCacheManager:
 
     # -- life of a sequence --
 
-    def can_start(self, block_hashes: Sequence[bytes], hit: PrefixHit, num_tokens: int) -> bool:
-        """Is there room for a new sequence to grow to `num_tokens`, its hits included?"""
+    def can_start(
+        self, block_hashes: Sequence[bytes], hit: PrefixHit, num_tokens: int, token_ids: Sequence[int] = ()
+    ) -> bool:
+        """Is there room for a new sequence to grow to `num_tokens`, its hits included? token_ids: see `start`."""
         for group in self.groups:
             pool = self.pools[group.name]
-            hit_ids = self._hit_blocks(group, block_hashes, hit)
+            hit_ids = self._hit_blocks(group, block_hashes, hit, token_ids)
             pinned = sum(pool.is_cached(block_id) for block_id in hit_ids)
             new = self._live_blocks(group, num_tokens) - len(hit_ids)
             if max(new, 0) + pinned > pool.num_available:
@@ -116,21 +118,40 @@ class KVCacheManager:
         """Blocks a sequence of `num_tokens` holds, the block being written included."""
         return -(-num_tokens // self.block_size) - group.first_needed_block(num_tokens, self.block_size)
 
-    def _hit_blocks(self, group: CacheGroup, block_hashes: Sequence[bytes], hit: PrefixHit) -> list[int]:
+    def _hit_blocks(
+        self, group: CacheGroup, block_hashes: Sequence[bytes], hit: PrefixHit, token_ids: Sequence[int]
+    ) -> list[int]:
         """Blocks of this group that a hit takes over; empty when an optional group misses or a window is rebuilt."""
         if group.window_tokens is not None and hit.resume_block < hit.num_blocks:
             return []
-        found = [self.pools[group.name].find(block_hashes[i]) for i in self._needed_at(group, hit.num_blocks)]
+        keys = [self._key(group, i, block_hashes, token_ids) for i in self._needed_at(group, hit.num_blocks)]
+        found = [None if key is None else self.pools[group.name].find(key) for key in keys]
         present = [block_id for block_id in found if block_id is not None]
         assert len(present) == len(found) or not group.is_required, f"group {group.name}: hit vanished"
         return present if len(present) == len(found) else []
 
-    def start(self, request_id: str, block_hashes: Sequence[bytes], hit: PrefixHit) -> None:
-        """Register a sequence and take over the blocks of its prefix hit."""
+    def _key(
+        self, group: CacheGroup, index: int, block_hashes: Sequence[bytes], token_ids: Sequence[int]
+    ) -> bytes | None:
+        """What the content of block `index` is published under: its hash and the tokens behind it that its rows depend
+        on; None where those are not known."""
+        end = (index + 1) * self.block_size
+        ahead = token_ids[end : end + group.lookahead_tokens]
+        if len(ahead) < group.lookahead_tokens:
+            return None
+        return block_hashes[index] + b"".join(token_id.to_bytes(4, "little") for token_id in ahead)
+
+    def start(
+        self, request_id: str, block_hashes: Sequence[bytes], hit: PrefixHit, token_ids: Sequence[int] = ()
+    ) -> None:
+        """Register a sequence and take over the blocks of its prefix hit.
+
+        token_ids   of the sequence, for groups that look ahead; without them these groups miss
+        """
         assert request_id not in self._sequences, f"{request_id} already holds blocks"
         by_group = {}
         for group in self.groups:
-            ids = self._hit_blocks(group, block_hashes, hit)
+            ids = self._hit_blocks(group, block_hashes, hit, token_ids)
             for block_id in ids:
                 self.pools[group.name].acquire(block_id)
             end = hit.num_blocks if group.window_tokens is None else hit.resume_block
@@ -149,11 +170,22 @@ class KVCacheManager:
                 sequence.by_group[name].ids.extend(self.pools[name].allocate(count))
         return True
 
-    def advance(self, request_id: str, num_computed_tokens: int, block_hashes: Sequence[bytes]) -> None:
-        """After a step: publish the blocks that became complete, free those no longer needed."""
+    def advance(
+        self,
+        request_id: str,
+        num_computed_tokens: int,
+        block_hashes: Sequence[bytes],
+        token_ids: Sequence[int] = (),
+        draft_rows_from: int | None = None,
+    ) -> None:
+        """After a step: publish the blocks that became complete, free those no longer needed.
+
+        token_ids        see `start`
+        draft_rows_from  draft groups hold rows from this position on; None: not at all
+        """
         sequence = self._sequences[request_id]
         if self.enable_prefix_caching:
-            self._publish(sequence, num_computed_tokens // self.block_size, block_hashes)
+            self._publish(sequence, num_computed_tokens // self.block_size, block_hashes, token_ids, draft_rows_from)
         for group in self.groups:
             if group.window_tokens is not None:
                 blocks = sequence.by_group[group.name]
@@ -163,12 +195,23 @@ class KVCacheManager:
                 del blocks.ids[:num_dead]
                 blocks.first += num_dead
 
-    def _publish(self, sequence: _SequenceBlocks, num_complete: int, block_hashes: Sequence[bytes]) -> None:
+    def _publish(
+        self,
+        sequence: _SequenceBlocks,
+        num_complete: int,
+        block_hashes: Sequence[bytes],
+        token_ids: Sequence[int],
+        draft_rows_from: int | None,
+    ) -> None:
         for index in range(sequence.num_published, num_complete):
             for group in self.groups:
-                blocks = sequence.by_group[group.name]
-                if blocks.first <= index < blocks.end and self._is_worth_keeping(group, index):
-                    self.pools[group.name].publish(blocks.ids[index - blocks.first], block_hashes[index])
+                if group.kind is GroupKind.DRAFT and (
+                    draft_rows_from is None or index * self.block_size < draft_rows_from
+                ):
+                    continue
+                blocks, key = sequence.by_group[group.name], self._key(group, index, block_hashes, token_ids)
+                if key is not None and blocks.first <= index < blocks.end and self._is_worth_keeping(group, index):
+                    self.pools[group.name].publish(blocks.ids[index - blocks.first], key)
         sequence.num_published = max(sequence.num_published, num_complete)
 
     def _is_worth_keeping(self, group: CacheGroup, index: int) -> bool:

@@ -55,7 +55,10 @@ class SequenceGrammar:
         return num_taken
 
     def masks_along(self, draft_token_ids: Sequence[int]) -> list[PackedMask | None]:
-        """One mask per row of a verifying step: before the first draft, then behind each legal one."""
+        """One mask per row of a verifying step: before the first draft, then behind each legal one.
+
+        Changes nothing; a sequence for which it raises GrammarLimitError has to end.
+        """
         masks = [self.mask()]
         num_taken = 0
         for token_id in draft_token_ids:

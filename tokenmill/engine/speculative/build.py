@@ -1,0 +1,62 @@
+"""From a SpeculativeConfig and a loaded target to a proposer, or an error that says what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenmill.core.errors import ConfigError
+from tokenmill.engine.speculative.base import PROPOSERS, Proposer
+from tokenmill.engine.speculative.config import SpeculativeConfig
+from tokenmill.models.registry import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What a proposer is built from.
+
+    target        the loaded model that verifies
+    max_model_len of the engine
+    load_draft    loads another checkpoint with the engine's settings (dtype, kernels)
+    """
+
+    config: SpeculativeConfig
+    target: LoadedModel
+    max_model_len: int
+    load_draft: Callable[[Path], LoadedModel]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def require_model(self, method: str) -> Path:
+        if self.config.model is None:
+            raise ConfigError(
+                f'speculative method {method} needs a checkpoint: {{"method": "{method}", "model": "PATH or alias"}}'
+            )
+        from tokenmill.models.store import resolve_model
+
+        return resolve_model(self.config.model)
+
+    def refuse_model(self, method: str) -> None:
+        if self.config.model is not None:
+            raise ConfigError(f"speculative method {method} takes no model, but model={self.config.model!r} was given")
+
+
+def build_proposer(context: BuildContext) -> Proposer:
+    """ConfigError, or CheckpointError of a draft's files, where the method cannot serve this target."""
+    config = context.config
+    method: str | None = config.method
+    if method == "auto":
+        method = _model_method(context)
+    if method is None:
+        return PROPOSERS.load("ngram")(context)
+    proposer: Proposer = PROPOSERS.load(method)(context)
+    if config.method != "auto":
+        return proposer
+    raise NotImplementedError
+
+
+def _model_method(context: BuildContext) -> str | None:
+    """What `auto` uses beside n-grams: the drafter that was given, else the target's own MTP blocks, else nothing."""
+    if context.config.model is not None:
+        return "draft_model"
+    return "mtp" if getattr(context.target.model, "num_mtp", 0) else None
