@@ -162,6 +162,7 @@ class Engine:
     ) -> list[tuple[Rows, Share]]:
         """What each sequence computed in the step that ends now, and its share of the step's seconds."""
         seconds = self._spans.take(start_s, self._clock.now())
+        self._scheduler.record_seconds(plan, result, seconds)
         rows = [
             _rows(planned, got, sequence.num_prompt_tokens)
             for planned, got, sequence in zip(plan.sequences, result.sequences, sequences, strict=True)
