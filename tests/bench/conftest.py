@@ -4,12 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+
+from tokenmill.bench.load_plan import LoadSettings
+from tokenmill.bench.serve import run_serve_bench
+from tokenmill.bench.serve_settings import ServeBench
+from tokenmill.workloads.lengths import Fixed
+from tokenmill.workloads.synthetic import synthetic_workload
 
 TEMPLATE_TOKENS = 7
 
@@ -20,6 +26,8 @@ class FakeOpenAI:
     fails      fails(n) -> True: the n-th generating request (from 0) gets a 429
     cuts       cuts(n) -> True: its stream ends in the middle
     tokens_per_word, delay_s, cost, metrics: how it counts, how slow it is, what it adds
+    cached     cached(body) -> tokens that it says came from its cache
+    has_usage  False: it sends none
     """
 
     fails: Callable[[int], bool] = lambda n: False
@@ -28,6 +36,8 @@ class FakeOpenAI:
     delay_s: float = 0.0
     cost: dict[str, Any] | None = None
     metrics: str = ""
+    cached: Callable[[dict[str, Any]], int] = lambda body: 0
+    has_usage: bool = True
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     num_in_flight: int = 0
@@ -72,7 +82,8 @@ class FakeOpenAI:
             reason = "length" if index == num_tokens - 1 else None
             await self._send(response, {"choices": [self._choice(body, "x", reason)]})
         if not is_cut:
-            await self._send(response, {"choices": [], "usage": self._usage(body)})
+            if self.has_usage:
+                await self._send(response, {"choices": [], "usage": self._usage(body)})
             await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -82,7 +93,7 @@ class FakeOpenAI:
 
     def count(self, body: dict[str, Any]) -> int:
         if "messages" in body:
-            return TEMPLATE_TOKENS + self._words(body["messages"][0]["content"])
+            return TEMPLATE_TOKENS + self._words(" ".join(message["content"] for message in body["messages"]))
         return len(body["prompt"]) if isinstance(body["prompt"], list) else self._words(body["prompt"])
 
     def _words(self, text: str) -> int:
@@ -90,7 +101,7 @@ class FakeOpenAI:
 
     def _usage(self, body: dict[str, Any]) -> dict[str, Any]:
         usage: dict[str, Any] = {"prompt_tokens": self.count(body), "completion_tokens": body["max_tokens"]}
-        usage["prompt_tokens_details"] = {"cached_tokens": 4}
+        usage["prompt_tokens_details"] = {"cached_tokens": self.cached(body)}
         return usage | ({"cost": self.cost} if self.cost else {})
 
     async def _send(self, response: web.StreamResponse, value: object) -> None:
@@ -112,15 +123,37 @@ def fake() -> FakeOpenAI:
     return FakeOpenAI()
 
 
+LOAD_KEYS = {field.name for field in fields(LoadSettings)}
+
+
+def load_settings(**settings: Any) -> LoadSettings:
+    """Flat settings, with isl, osl and num_shared in place of a workload, and request_rate for one rate."""
+    lengths = settings.pop("isl", 40), settings.pop("osl", 5)
+    num_shared = settings.pop("num_shared", 0)
+    if "trace" not in settings and "workload" not in settings:
+        isl, osl = (Fixed(value) if isinstance(value, int) else value for value in lengths)
+        settings["workload"] = synthetic_workload(isl, osl, num_shared=num_shared)
+    if rate := settings.pop("request_rate", None):
+        settings["rates_per_s"] = (rate,)
+    if "num_prompts" in settings:
+        settings["num_requests"] = settings.pop("num_prompts")
+    return LoadSettings(**settings)
+
+
+def serve_bench(url: str, **settings: Any) -> ServeBench:
+    keys = LOAD_KEYS | {"isl", "osl", "num_shared", "request_rate", "num_prompts"}
+    load = load_settings(**{key: value for key, value in settings.items() if key in keys})
+    return ServeBench(url=url, load=load, **{key: value for key, value in settings.items() if key not in keys})
+
+
 @pytest.fixture
 def run_bench(fake: FakeOpenAI) -> Callable[..., dict[str, Any]]:
     """run_bench(**settings) -> result of a serve bench against `fake`."""
-    from tokenmill.bench.serve import ServeBench, run_serve_bench
 
     def run(**settings: Any) -> dict[str, Any]:
         async def main() -> dict[str, Any]:
             async with serving(fake) as url:
-                return await run_serve_bench(ServeBench(url=url, **settings), lambda done, total: None)
+                return await run_serve_bench(serve_bench(url, **settings), lambda done, total: None)
 
         return asyncio.run(main())
 

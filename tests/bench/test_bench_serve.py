@@ -5,9 +5,11 @@ import json
 
 import pytest
 
-from tokenmill.bench.http_client import Target, open_session, send
-from tokenmill.bench.serve import ServeBench, run_serve_bench
+from tests.bench.conftest import serve_bench
+from tokenmill.bench.client import open_client
+from tokenmill.bench.serve import run_serve_bench
 from tokenmill.bench.server_price import parse_usd_per_hour
+from tokenmill.bench.target import Target
 from tokenmill.core.errors import ConfigError, SetupError
 from tokenmill.core.slo import SLO
 
@@ -110,19 +112,22 @@ def test_key_is_sent_and_never_stored(fake, run_bench) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, r"--concurrency N or --request-rate R"),
-        ({"concurrency": 1, "prompts": "ids"}, r"need --endpoint completions and --vocab-size"),
+        ({"num_prompts": 1}, r"--concurrency N or --request-rate R"),
+        ({"concurrency": 1}, r"--num-prompts N or --duration S"),
+        ({"concurrency": 0, "num_prompts": 1}, r"--concurrency 0 must be 1 or more"),
+        ({"request_rate": -1.0, "num_prompts": 1}, r"--request-rate -1 must be above 0"),
+        ({"concurrency": 1, "num_prompts": 1, "prompts": "ids"}, r"need --endpoint completions and --vocab-size"),
         ({"concurrency": 1, "isl": 4, "num_shared": 5}, r"exceeds isl=4"),
     ],
 )
 def test_contradictions_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ServeBench(url="http://127.0.0.1:9", **settings).check()
+        serve_bench("http://127.0.0.1:9", **settings).check()
 
 
 def test_no_server_is_a_setup_error() -> None:
-    bench = ServeBench(url="http://127.0.0.1:9/v1", concurrency=1)
-    with pytest.raises(SetupError, match=r"127.0.0.1:9/v1/models does not list a model"):
+    bench = serve_bench("http://127.0.0.1:9/v1", concurrency=1, **FEW)
+    with pytest.raises(SetupError, match=r"127.0.0.1:9/v1/models cannot be reached .*connection refused"):
         asyncio.run(run_serve_bench(bench, lambda done, total: None))
 
 
@@ -134,9 +139,9 @@ def test_server_that_refuses_everything_is_a_setup_error(fake, run_bench) -> Non
 
 def test_lost_connection_is_a_record_not_an_exception() -> None:
     async def main():
-        async with open_session() as session:
-            return await send(session, Target("http://127.0.0.1:9", "m"), "hi", 1, lambda: 1.0)
+        async with open_client("http://127.0.0.1:9", lambda: 1.0) as client:
+            return await client.send(Target("http://127.0.0.1:9", "m"), "hi", 1)
 
-    record = asyncio.run(main())
-    assert record.error is not None and record.error.startswith("ClientConnector")
+    record, text = asyncio.run(main())
+    assert record.error == "ConnectionRefusedError: connection refused" and text == ""
     assert not record.is_ok and record.ttft_s is None

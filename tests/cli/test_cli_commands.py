@@ -121,7 +121,7 @@ def test_no_boolean_flag_given_means_not_given(run) -> None:
         (("bench", "throughput", "--set", "dtype"), "--set 'dtype' is not name=value"),
         (("bench", "serve", "--endpoint", "x"), "--endpoint 'x' is not possible: choose completions or chat"),
         (("bench", "serve", "--slo", "ttft"), "has no bound"),
-        (("bench", "serve", "--url", "http://127.0.0.1:9"), "http://127.0.0.1:9/v1/models does not list a model"),
+        (("bench", "serve", "--url", "http://127.0.0.1:9"), "http://127.0.0.1:9/v1/models cannot be reached"),
         (("chat", "--url", "http://127.0.0.1:9"), "http://127.0.0.1:9/v1/models does not list a model"),
     ],
 )

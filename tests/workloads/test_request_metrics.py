@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenmill.core.slo import SLO
 from tokenmill.workloads.percentiles import percentile, spread
 from tokenmill.workloads.report_cost import cost_report
-from tokenmill.workloads.request_metrics import RequestRecord, summarise, unloaded_slo
+from tokenmill.workloads.request_metrics import summarise, unloaded_slo
+from tokenmill.workloads.request_record import RequestRecord
 
 QUICK = RequestRecord(10.0, 11.0, (10.1, 10.3, 10.5), 100, 60, 3, "length")
 SLOW = RequestRecord(10.5, 14.0, (12.5, 13.0, 14.0), 200, 0, 4, "stop")

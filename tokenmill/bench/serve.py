@@ -1,128 +1,131 @@
-"""`bench serve`: load any OpenAI-compatible server over HTTP and report latency, throughput, goodput and cost.
+"""`bench serve`: load any OpenAI-compatible server over HTTP; latency, throughput, goodput, cost and their checks.
 
-Not responsible for: one request (http_client), the report's arithmetic (workloads), printing (cli).
+Not responsible for: which load (load_plan), one request (client), the report's arithmetic (workloads), printing (cli).
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, Literal
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import aiohttp
-
+from tokenmill.bench.client import Client, open_client
 from tokenmill.bench.environment import describe_environment
-from tokenmill.bench.http_client import Prompt, Target, first_model, open_session, send
-from tokenmill.bench.load import closed_loop, open_loop
+from tokenmill.bench.load import LoadResult, drive
+from tokenmill.bench.prompt_maker import PromptMaker, calibrated_maker
+from tokenmill.bench.run_files import RunFiles
+from tokenmill.bench.serve_report import serve_report
+from tokenmill.bench.serve_settings import ServeBench
 from tokenmill.bench.server_price import server_usd_per_hour
-from tokenmill.core.errors import ConfigError, SetupError
-from tokenmill.core.slo import SLO
-from tokenmill.workloads.arrivals import arrival_times
-from tokenmill.workloads.percentiles import percentile
-from tokenmill.workloads.prompts import text_prompts, token_prompts, words_for_tokens
-from tokenmill.workloads.report_cost import cost_report
-from tokenmill.workloads.request_metrics import RequestRecord, duration, summarise, unloaded_slo
-
-_PROBE_WORDS = (32, 256)
-_SEED_STRIDE = 1_000_003  # seeds of the parts of one run are far apart, so that no prompt comes twice
+from tokenmill.bench.target import Prompt, Target
+from tokenmill.core.errors import SetupError
+from tokenmill.workloads.conductor import Conductor, Due
+from tokenmill.workloads.request_record import RequestRecord
 
 OnProgress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ServeBench:
-    """
-    model            None: the first that the server lists
-    concurrency      requests kept in flight (closed loop), or the cap of the open loop
-    request_rate     requests per second (open loop); None: closed loop
-    burstiness       see workloads.arrivals
-    isl, osl         prompt and output tokens; isl is met within a few percent when prompts are text
-    num_shared       tokens at the front that all prompts have in common
-    prompts          "text" works with every server; "ids" is exact and needs vocab_size
-    num_unloaded     requests sent one by one before the load: warm-up, and the base of the automatic SLO
-    slo              None: 3 x the unloaded medians
-    usd_per_hour     of all the server's devices; None: asked of the server
-    """
+@dataclass(slots=True)
+class _Run:
+    """What the requests of one run share: connections, prompts, and the answers that later turns repeat."""
 
-    url: str
-    model: str | None = None
-    endpoint: Literal["completions", "chat"] = "completions"
-    api_key: str | None = None
-    ignore_eos: bool = True
-    num_prompts: int = 64
-    isl: int = 256
-    osl: int = 64
-    concurrency: int | None = None
-    request_rate: float | None = None
-    burstiness: float = 1.0
-    num_shared: int = 0
-    prompts: Literal["text", "ids"] = "text"
-    vocab_size: int | None = None
-    num_unloaded: int = 3
-    seed: int = 0
-    slo: SLO | None = None
-    usd_per_hour: float | None = None
-    watts: float | None = None
-    num_devices: int = 1
+    client: Client
+    targets: Sequence[Target]
+    maker: PromptMaker
+    replies: dict[str, dict[int, str]] = field(default_factory=dict)
 
-    def check(self) -> None:
-        """ConfigError for settings that contradict each other."""
-        if self.concurrency is None and self.request_rate is None:
-            raise ConfigError("neither concurrency nor request rate is given: use --concurrency N or --request-rate R")
-        if self.prompts == "ids" and (self.endpoint != "completions" or not self.vocab_size):
-            raise ConfigError("prompts as token ids need --endpoint completions and --vocab-size of the model")
-        if self.num_shared > self.isl:
-            raise ConfigError(f"a shared prefix of {self.num_shared} tokens exceeds isl={self.isl}: lower it")
-
-    def settings(self) -> dict[str, Any]:
-        """For the result file: everything but the key."""
-        values = asdict(self)
-        del values["api_key"], values["slo"]
-        return values
+    async def send(self, due: Due) -> RequestRecord:
+        session, turn = due.session, due.turn
+        said = self.replies.setdefault(session.session_id, {})
+        target = self.targets[session.model % len(self.targets)]
+        prompt = self.maker.prompt(turn, said)
+        isl = turn.num_prompt_tokens
+        record, text = await self.client.send(
+            target,
+            prompt,
+            turn.num_output_tokens,
+            isl=isl,
+            session_id=session.session_id,
+            parent_session_id=session.parent_session_id,
+        )
+        if due.turn_index + 1 < len(session.turns):
+            said[due.turn_index] = text
+        else:
+            del self.replies[session.session_id]
+        return replace(
+            record,
+            isl=isl,
+            osl=turn.num_output_tokens,
+            session_id=session.session_id,
+            parent_session_id=session.parent_session_id,
+            turn_index=due.turn_index,
+            model=target.model,
+        )
 
 
-async def run_serve_bench(bench: ServeBench, on_progress: OnProgress) -> dict[str, Any]:
+async def run_serve_bench(
+    bench: ServeBench, on_progress: OnProgress, now: Callable[[], float] = time.perf_counter
+) -> dict[str, Any]:
     """The whole run; SetupError when the server does not answer even an unloaded request."""
     bench.check()
-    async with open_session() as session:
-        model = bench.model or await first_model(session, bench.url, bench.api_key)
-        target = Target(bench.url, model, bench.endpoint, bench.api_key, bench.ignore_eos)
-        ask = partial(_ask, session, target, bench.osl)
-        make = await _prompt_maker(bench, partial(_ask, session, target, 1))
-        unloaded = [await ask(prompt) for prompt in make(bench.num_unloaded, bench.seed + _SEED_STRIDE)]
-        _check_unloaded(target, unloaded)
-        cpu_s, wall_s = time.process_time(), time.perf_counter()
-        records, late_s = await _measure(bench, make(bench.num_prompts, bench.seed), ask, on_progress)
-        client_share = (time.process_time() - cpu_s) / (time.perf_counter() - wall_s)
+    run_id = bench.run_id or uuid.uuid4().hex[:12]
+    async with open_client(bench.url, now) as client:
+        target = Target(bench.url, "", bench.endpoint, bench.api_key, bench.ignore_eos)
+        names = bench.models or (await client.first_model(target),)
+        run = _Run(client, [target.named(name) for name in names], await _maker(bench, client, target, names, run_id))
+        unloaded = await _unloaded(bench, run, run_id)
+        _check_unloaded(run.targets[0], unloaded)
+        if bench.num_warmup:
+            await drive(bench.load.warm_up(f"{run_id}/warm-up", bench.num_warmup), run.send, now)
+        usage = _Usage()
+        result = await _measure(bench, run, bench.load.conductor(run_id), on_progress, now)
+        client_share = usage.share()
         usd_per_hour = bench.usd_per_hour
         if usd_per_hour is None:
-            usd_per_hour = await server_usd_per_hour(session, target)
-    report = _report(bench, records, unloaded, usd_per_hour)
-    report |= {"client_cpu_share": client_share, "late_s_p99": percentile(late_s, 99) if late_s else None}
-    settings = bench.settings() | {"model": model}
+            usd_per_hour = await server_usd_per_hour(client, run.targets[0])
+    report = serve_report(bench, result, unloaded, usd_per_hour, client_share, run.maker.num_overhead)
+    settings = bench.settings() | {"model": names[0], "models": list(names), "run_id": run_id}
     return {"bench": "serve", "settings": settings, "environment": describe_environment(), **report}
 
 
-async def _ask(session: aiohttp.ClientSession, target: Target, osl: int, prompt: Prompt) -> RequestRecord:
-    return await send(session, target, prompt, osl, time.perf_counter)
+async def _measure(
+    bench: ServeBench, run: _Run, conductor: Conductor, on_progress: OnProgress, now: Callable[[], float]
+) -> LoadResult:
+    done, total = 0, bench.load.num_requests or 0
+    with RunFiles(bench.folder) if bench.folder else nullcontext() as files:
+
+        def ended(record: RequestRecord) -> None:
+            nonlocal done
+            done += 1
+            on_progress(done, max(total, done))
+            if files is not None:
+                files.request(record)
+
+        result = await drive(conductor, run.send, now, ended, max_in_flight=bench.load.max_in_flight)
+        if files is not None:
+            files.trace(result.sent)
+    return result
 
 
-async def _prompt_maker(bench: ServeBench, probe: Callable[[Prompt], Any]) -> Callable[[int, int], Sequence[Prompt]]:
-    """make(num, seed) -> prompts; for text the words per prompt are found by asking the server to count."""
-    if bench.prompts == "ids":
-        assert bench.vocab_size
-        exact = partial(token_prompts, isl=bench.isl, vocab_size=bench.vocab_size, num_shared=bench.num_shared)
-        return lambda num, seed: exact(num, seed=seed)
-    counts = []
-    for index, words in enumerate(_PROBE_WORDS):
-        (prompt,) = text_prompts(1, words, seed=bench.seed + (2 + index) * _SEED_STRIDE)
-        record = await probe(prompt)
-        counts.append((words, record.num_prompt_tokens if record.is_ok else 0))
-    words = words_for_tokens(bench.isl, counts) if all(tokens for _, tokens in counts) else bench.isl
-    shared = round(words * bench.num_shared / bench.isl)
-    return lambda num, seed: text_prompts(num, words, seed=seed, num_shared=shared)
+async def _maker(bench: ServeBench, client: Client, target: Target, names: Sequence[str], run_id: str) -> PromptMaker:
+    maker = PromptMaker(bench.vocab_size if bench.prompts == "ids" else None, bench.endpoint == "chat")
+
+    async def probe(prompt: Prompt) -> RequestRecord:
+        record, _ = await client.send(target.named(names[0]), prompt, 1)
+        return record
+
+    return await calibrated_maker(maker, run_id, probe)
+
+
+async def _unloaded(bench: ServeBench, run: _Run, run_id: str) -> list[RequestRecord]:
+    """First turns, one after the other, of sessions that the load does not hold."""
+    sessions = bench.load.first_sessions(f"{run_id}/unloaded", bench.num_unloaded)
+    records = [await run.send(Due(session, 0, 0.0)) for session in sessions]
+    run.replies.clear()
+    return records
 
 
 def _check_unloaded(target: Target, unloaded: Sequence[RequestRecord]) -> None:
@@ -133,49 +136,11 @@ def _check_unloaded(target: Target, unloaded: Sequence[RequestRecord]) -> None:
         )
 
 
-async def _measure(
-    bench: ServeBench, prompts: Sequence[Prompt], ask: Callable[[Prompt], Any], on_progress: OnProgress
-) -> tuple[list[RequestRecord], list[float]]:
-    done = 0
+class _Usage:
+    """CPU time of this process beside the wall's, from here on."""
 
-    def count(record: RequestRecord) -> None:
-        nonlocal done
-        done += 1
-        on_progress(done, len(prompts))
+    def __init__(self) -> None:
+        self._cpu_s, self._wall_s = time.process_time(), time.perf_counter()
 
-    if bench.request_rate is None:
-        assert bench.concurrency
-        return await closed_loop(prompts, bench.concurrency, ask, count), []
-    due_s = arrival_times(len(prompts), bench.request_rate, burstiness=bench.burstiness, seed=bench.seed)
-    return await open_loop(prompts, due_s, ask, count, max_in_flight=bench.concurrency)
-
-
-def _report(
-    bench: ServeBench, records: list[RequestRecord], unloaded: list[RequestRecord], usd_per_hour: float | None
-) -> dict[str, Any]:
-    slo = bench.slo or unloaded_slo(unloaded)
-    report = summarise(records, slo)
-    report["slo_source"] = "given" if bench.slo else "3 x unloaded median"
-    ok = [record for record in records if record.is_ok]
-    report["isl_mean"] = _mean([record.num_prompt_tokens for record in ok])
-    report["osl_mean"] = _mean([record.num_output_tokens for record in ok])
-    charged = [record.usd for record in ok if record.usd is not None]
-    report["usd_charged"] = sum(charged) if charged else None
-    return report | cost_report(
-        duration_s=duration(records),
-        num_input_tokens=sum(record.num_prompt_tokens for record in ok),
-        num_output_tokens=sum(record.num_output_tokens for record in ok),
-        num_good_tokens=_good_tokens(report),
-        usd_per_hour=None if usd_per_hour is None else usd_per_hour / bench.num_devices,
-        watts=None if bench.watts is None else bench.watts / bench.num_devices,
-        num_devices=bench.num_devices,
-    )
-
-
-def _good_tokens(report: dict[str, Any]) -> int | None:
-    value = report.get("num_good_tokens")
-    return int(value) if value is not None else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    def share(self) -> float:
+        return (time.process_time() - self._cpu_s) / max(1e-9, time.perf_counter() - self._wall_s)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 
-import aiohttp
-
-from tokenmill.bench.http_client import Target
+from tokenmill.bench.client import Client
+from tokenmill.bench.target import Target
 from tokenmill.core import metric_names
+from tokenmill.core.errors import SetupError
 
 _SAMPLE = re.compile(rf"^{metric_names.DEVICE_USD_PER_HOUR.name}(?:{{[^}}]*}})?\s+(\S+)", re.MULTILINE)
 
 
-async def server_usd_per_hour(session: aiohttp.ClientSession, target: Target) -> float | None:
+async def server_usd_per_hour(client: Client, target: Target) -> float | None:
     """Sum over all its workers; None when the server does not say (another engine, or no route /metrics)."""
     try:
-        async with session.get(target.address("/metrics"), headers=target.headers) as response:
-            text = await response.text(errors="replace") if response.status == 200 else ""
-    except (aiohttp.ClientError, TimeoutError):
+        status, body = await client.get(target, "/metrics")
+    except SetupError:
         return None
-    return parse_usd_per_hour(text)
+    return parse_usd_per_hour(body.decode(errors="replace")) if status == 200 else None
 
 
 def parse_usd_per_hour(metrics: str) -> float | None:

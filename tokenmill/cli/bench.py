@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from tokenmill.cli.output import count_progress, note, print_json
-
-_JSON = typer.Option(False, "--json", help="Print nothing but the JSON object.")
-_OUTPUT = typer.Option(None, "--output", "-o", help="Write the JSON object to this file, too.")
-_PRICE = typer.Option(None, "--price-per-hour", help="Dollars per hour of the measured machine.")
-_WATTS = typer.Option(None, "--watts", help="Power draw of the measured machine.")
+from tokenmill.cli import bench_serve
+from tokenmill.cli.bench_options import JSON, OUTPUT, PRICE, WATTS, finish
+from tokenmill.cli.output import note
 
 
 def build_app() -> typer.Typer:
     app = typer.Typer(help="Measure throughput, latency and cost.", no_args_is_help=True)
     app.command()(throughput)
-    app.command()(serve)
     app.command()(context)
+    for module in (bench_serve,):
+        module.add_to(app)
     return app
 
 
@@ -35,10 +32,10 @@ def throughput(
     repeats: int = typer.Option(2, help="Runs of each system; the median counts."),
     seed: int = typer.Option(0, help="Of the prompts."),
     sets: list[str] = typer.Option([], "--set", metavar="NAME=VALUE", help="Engine setting, e.g. dtype=float32."),
-    price_per_hour: float | None = _PRICE,
-    watts: float | None = _WATTS,
-    output: Path | None = _OUTPUT,
-    as_json: bool = _JSON,
+    price_per_hour: float | None = PRICE,
+    watts: float | None = WATTS,
+    output: Path | None = OUTPUT,
+    as_json: bool = JSON,
 ) -> None:
     """Offline tokens per second in this process, beside another system in the same run."""
     from tokenmill.bench.throughput import ThroughputBench, run_throughput_bench
@@ -60,64 +57,7 @@ def throughput(
     )
     bench.check()
     _fetch(model)
-    _finish(run_throughput_bench(bench, note), throughput_table, output, as_json=as_json)
-
-
-def serve(
-    url: str = typer.Option("http://127.0.0.1:8000", help="Any OpenAI-compatible server."),
-    model: str | None = typer.Option(None, help="Its name there; default: the first it lists."),
-    endpoint: str = typer.Option("completions", help="completions or chat."),
-    api_key: str | None = typer.Option(None, help="Bearer key.", envvar="TOKENMILL_API_KEY"),
-    num_prompts: int = typer.Option(64, help="Requests to measure."),
-    isl: int = typer.Option(256, help="Tokens per prompt."),
-    osl: int = typer.Option(64, help="Tokens per answer."),
-    concurrency: int | None = typer.Option(None, "--concurrency", "--max-concurrency", help="Requests in flight."),
-    request_rate: float | None = typer.Option(None, help="Requests per second, whatever comes back."),
-    burstiness: float = typer.Option(1.0, help="Of the arrivals: 1 is Poisson, inf is even."),
-    num_shared: int = typer.Option(0, help="Tokens at the front that all prompts have in common."),
-    prompts: str = typer.Option("text", help="text, or ids (exact; needs --vocab-size)."),
-    vocab_size: int | None = typer.Option(None, help="Of the model, for --prompts ids."),
-    num_unloaded: int = typer.Option(3, help="Single requests first: warm-up, and base of the automatic SLO."),
-    ignore_eos: bool = typer.Option(True, help="Ask for the full length (an extension; some servers refuse it)."),
-    slo: str | None = typer.Option(None, "--slo", "--goodput", help="ttft=500ms,tpot=50ms; default 3 x unloaded."),
-    seed: int = typer.Option(0, help="Of prompts and arrivals."),
-    num_devices: int = typer.Option(1, help="Devices of the server, all paid for."),
-    price_per_hour: float | None = _PRICE,
-    watts: float | None = _WATTS,
-    output: Path | None = _OUTPUT,
-    as_json: bool = _JSON,
-) -> None:
-    """Load an OpenAI server over HTTP: TTFT, TPOT, ITL, throughput, goodput, dollars."""
-    from tokenmill.bench.http_client import run_async
-    from tokenmill.bench.serve import ServeBench, run_serve_bench
-    from tokenmill.cli.bench_report import serve_table
-    from tokenmill.core.slo import SLO
-
-    bench = ServeBench(
-        url=url,
-        model=model,
-        endpoint=_one_of("--endpoint", endpoint, ("completions", "chat")),
-        api_key=api_key,
-        ignore_eos=ignore_eos,
-        num_prompts=num_prompts,
-        isl=isl,
-        osl=osl,
-        concurrency=16 if concurrency is None and request_rate is None else concurrency,
-        request_rate=request_rate,
-        burstiness=burstiness,
-        num_shared=num_shared,
-        prompts=_one_of("--prompts", prompts, ("text", "ids")),
-        vocab_size=vocab_size,
-        num_unloaded=num_unloaded,
-        seed=seed,
-        slo=SLO.parse(slo) if slo else None,
-        usd_per_hour=price_per_hour,
-        watts=watts,
-        num_devices=num_devices,
-    )
-    with count_progress("requests") as progress:
-        result = run_async(run_serve_bench(bench, progress))
-    _finish(result, serve_table, output, as_json=as_json)
+    finish(run_throughput_bench(bench, note), throughput_table, output, as_json=as_json)
 
 
 def context(
@@ -128,8 +68,8 @@ def context(
     kv_cache_dtype: str = typer.Option("auto", help="auto, fp32, bf16 or fp8_e4m3."),
     index_cache_dtype: str = typer.Option("auto", help="auto, fp32, bf16, fp8_e4m3 or fp4."),
     seed: int = typer.Option(0, help="Of weights and cache content."),
-    output: Path | None = _OUTPUT,
-    as_json: bool = _JSON,
+    output: Path | None = OUTPUT,
+    as_json: bool = JSON,
 ) -> None:
     """Long contexts of DeepSeek V4: bytes a sequence holds, seconds per token beside this machine's roofline."""
     from tokenmill.bench.context import ContextBench, run_context_bench
@@ -147,7 +87,7 @@ def context(
     bench.check()
     if model is not None:
         _fetch(model)
-    _finish(run_context_bench(bench, note), context_table, output, as_json=as_json)
+    finish(run_context_bench(bench, note), context_table, output, as_json=as_json)
 
 
 def _tokens(text: str) -> int:
@@ -159,14 +99,6 @@ def _tokens(text: str) -> int:
     if not digits.isdecimal():
         raise ConfigError(f"--contexts {text!r} is not a number of tokens: write e.g. 4k,64k,256k,1M or 5000")
     return int(digits) * factor
-
-
-def _one_of(option: str, value: str, possible: tuple[str, ...]) -> Any:
-    from tokenmill.core.errors import ConfigError
-
-    if value not in possible:
-        raise ConfigError(f"{option} {value!r} is not possible: choose {' or '.join(possible)}")
-    return value
 
 
 def _engine_settings(sets: list[str]) -> dict[str, Any]:
@@ -189,11 +121,3 @@ def _fetch(model: str) -> None:
 
     with download_progress() as progress:
         resolve_model(model, progress)
-
-
-def _finish(result: dict[str, Any], table: Any, output: Path | None, *, as_json: bool) -> None:
-    if output is not None:
-        output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    if not as_json:
-        table(result)
-    print_json(result)

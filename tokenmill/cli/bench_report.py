@@ -9,10 +9,9 @@ from tokenmill.cli.output import print_table
 
 def serve_table(result: dict[str, Any]) -> None:
     settings = result["settings"]
-    rate, concurrency = settings["request_rate"], settings["concurrency"]
-    load = f"{rate} requests/s" if rate else f"{concurrency} in flight"
+    models = ", ".join(settings["models"])
     print(
-        f"{settings['model']} at {settings['url']}, {load}: {result['num_ok']} of {result['num_requests']} requests ok"
+        f"{models} at {settings['url']}, {_load(settings)}: {result['num_ok']} of {result['num_requests']} requests ok"
     )
     for error, count in result["errors"].items():
         print(f"  failed: {count} x {error}")
@@ -21,9 +20,11 @@ def serve_table(result: dict[str, Any]) -> None:
         ("output throughput (tok/s)", _number(result["output_tput_per_s"])),
         ("total throughput (tok/s)", _number(result["total_tput_per_s"])),
         ("uncached input throughput (tok/s)", _number(result["uncached_input_tput_per_s"])),
+        ("prompt tokens from the server's cache", _share(result["cached_share"])),
         ("in flight, mean", _number(result["num_in_flight_mean"])),
         ("prompt / output tokens, mean", f"{_number(result['isl_mean'])} / {_number(result['osl_mean'])}"),
         ("interactivity, p50 (tok/s/user)", _number(result["interactivity_p50"])),
+        *_steady_rows(result["steady"]),
         *_goodput_rows(result),
         *_cost_rows(result),
     ]
@@ -31,6 +32,45 @@ def serve_table(result: dict[str, Any]) -> None:
     names = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"))
     levels = ("mean", "p50", "p90", "p99")
     print_table(("ms", *levels), [(name, *(_ms(result[f"{key}_{level}"]) for level in levels)) for name, key in names])
+    for problem in result["problems"]:
+        print(f"note: {problem}")
+
+
+def _load(settings: dict[str, Any]) -> str:
+    what = settings["trace"] or settings["workload"]
+    if settings["workload_scale"] not in (None, 1.0):
+        what += f" x {settings['workload_scale']:.3g}"
+    rate, concurrency = settings["request_rate"], settings["concurrency"]
+    return f"{what}, {rate} sessions/s" if rate else f"{what}, {concurrency} in flight" if concurrency else what
+
+
+def _steady_rows(steady: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if steady is None:
+        return [("steady part", "none: longer runs have one")]
+    return [
+        ("steady part: seconds / in flight", f"{steady['duration_s']:.1f} / {_number(steady['num_in_flight_mean'])}"),
+        (
+            "steady part: output / total (tok/s)",
+            " / ".join(_number(steady[f"{kind}_tput_per_s"]) for kind in ("output", "total")),
+        ),
+    ]
+
+
+def workloads_table(result: dict[str, Any]) -> None:
+    names = ("turns_per_session", "isl_mean", "osl_mean", "reusable_share", "sub_agents_per_session")
+    rows = [
+        (
+            row["name"],
+            row["version"],
+            row["digest"],
+            *(_number(row[name]) for name in names),
+            row["kv_pool_share"],
+            row["slo"] or "-",
+        )
+        for row in result["workloads"]
+    ]
+    headers = ("workload", "version", "hash", "turns", "prompt", "answer", "reusable", "sub-agents", "KV pool", "SLO")
+    print_table(headers, rows)
 
 
 def throughput_table(result: dict[str, Any]) -> None:
@@ -132,6 +172,10 @@ def _cost_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 def _number(value: float | None) -> str:
     """Three digits that matter, or the whole part."""
     return "-" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def _usd(value: float | None) -> str:

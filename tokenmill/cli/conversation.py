@@ -11,7 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from tokenmill.bench.http_client import Target, first_model, open_session, read_events
+from tokenmill.bench.http_client import first_model, open_session, read_events
+from tokenmill.bench.target import Target
 from tokenmill.cli.output import note, print_json
 from tokenmill.core.errors import TokenmillError, UnavailableError, from_code
 

@@ -1,64 +1,17 @@
-"""What was observed of each request, and the report over all of them. Pure: no clock, no sockets.
+"""The report over the requests of a run: counts, rates, latencies, goodput, and checks that they agree. Pure.
 
-Failed requests are counted apart and never enter a latency or a throughput. Not responsible for: money (report_cost).
+Failed requests are counted apart and never enter a latency or a throughput. Not responsible for: money (report_cost),
+one request (request_record), which part of a run is steady (steady).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 from tokenmill.core.slo import SLO
 from tokenmill.workloads.percentiles import spread
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One request as its client saw it; seconds on one clock.
-
-    chunk_s            when each chunk that carried output arrived, in order
-    num_prompt_tokens  by the server's count (usage), num_cached_tokens of them from its prefix cache
-    num_output_tokens  by the server's count
-    usd, joules        what the server says it cost; None: it does not say
-    error              None: it ended as asked
-    """
-
-    sent_s: float
-    end_s: float
-    chunk_s: tuple[float, ...] = ()
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    finish_reason: str | None = None
-    usd: float | None = None
-    joules: float | None = None
-    error: str | None = None
-
-    @property
-    def is_ok(self) -> bool:
-        return self.error is None
-
-    @property
-    def ttft_s(self) -> float | None:
-        return self.chunk_s[0] - self.sent_s if self.chunk_s else None
-
-    @property
-    def e2e_s(self) -> float | None:
-        return self.chunk_s[-1] - self.sent_s if self.chunk_s else None
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Mean gap between tokens, the first excluded; None for a single token."""
-        if not self.chunk_s or self.num_output_tokens < 2:
-            return None
-        return (self.chunk_s[-1] - self.chunk_s[0]) / (self.num_output_tokens - 1)
-
-    @property
-    def itl_s(self) -> list[float]:
-        """Gaps between chunks as the client saw them; a server that sends several tokens at once has fewer."""
-        return [later - earlier for earlier, later in pairwise(self.chunk_s)]
+from tokenmill.workloads.request_record import RequestRecord
 
 
 def summarise(records: Sequence[RequestRecord], slo: SLO | None) -> dict[str, object]:
@@ -69,15 +22,29 @@ def summarise(records: Sequence[RequestRecord], slo: SLO | None) -> dict[str, ob
     report["errors"] = dict(Counter(record.error for record in records if record.error is not None))
     report["finish_reasons"] = dict(Counter(record.finish_reason for record in ok))
     report["duration_s"] = duration_s
-    report["num_in_flight_mean"] = _mean_in_flight(records, duration_s)
-    report |= _throughput(ok, duration_s)
+    report["num_in_flight_mean"] = rate(sum(record.end_s - record.sent_s for record in records), duration_s)
+    report |= throughput(token_counts(ok), len(ok), duration_s)
+    report |= latencies(ok)
+    report["tput_per_user"] = tput_per_user(ok)
+    return report | _goodput(ok, slo, duration_s)
+
+
+def latencies(ok: Sequence[RequestRecord]) -> dict[str, object]:
+    report: dict[str, object] = {}
     report |= spread("ttft_s", [value for r in ok if (value := r.ttft_s) is not None])
     report |= spread("tpot_s", [value for r in ok if (value := r.tpot_s) is not None])
     report |= spread("itl_s", [gap for r in ok for gap in r.itl_s])
     report |= spread("e2e_s", [value for r in ok if (value := r.e2e_s) is not None])
-    tpot_s = report["tpot_s_p50"]
-    report["interactivity_p50"] = 1 / tpot_s if isinstance(tpot_s, float) and tpot_s > 0 else None
-    return report | _goodput(ok, slo, duration_s)
+    for level in ("p50", "p90"):
+        tpot_s = report[f"tpot_s_{level}"]
+        report[f"interactivity_{level}"] = 1 / tpot_s if isinstance(tpot_s, float) and tpot_s > 0 else None
+    return report
+
+
+def tput_per_user(ok: Sequence[RequestRecord]) -> float | None:
+    """Tokens per second that one user sees, waiting for the first included: output tokens over end-to-end time."""
+    seconds = sum(r.e2e_s for r in ok if r.e2e_s)
+    return rate(sum(r.num_output_tokens for r in ok if r.e2e_s), seconds)
 
 
 def duration(records: Sequence[RequestRecord]) -> float:
@@ -101,19 +68,21 @@ def good_tokens(ok: Sequence[RequestRecord], slo: SLO) -> tuple[int, int]:
     return len(good), sum(r.num_output_tokens for r in good)
 
 
-def _throughput(ok: Sequence[RequestRecord], duration_s: float) -> dict[str, object]:
+def token_counts(ok: Sequence[RequestRecord]) -> dict[str, float]:
     num_input = sum(r.num_prompt_tokens for r in ok)
-    num_cached = sum(r.num_cached_tokens for r in ok)
     num_output = sum(r.num_output_tokens for r in ok)
-    counts = {
+    return {
         "input": num_input,
-        "uncached_input": num_input - num_cached,
+        "uncached_input": num_input - sum(r.num_cached_tokens for r in ok),
         "output": num_output,
         "total": num_input + num_output,
     }
+
+
+def throughput(counts: dict[str, float], num_ok: float, duration_s: float) -> dict[str, object]:
     report: dict[str, object] = {f"num_{name}_tokens": count for name, count in counts.items()}
-    report |= {f"{name}_tput_per_s": _rate(count, duration_s) for name, count in counts.items()}
-    return report | {"request_tput_per_s": _rate(len(ok), duration_s)}
+    report |= {f"{name}_tput_per_s": rate(count, duration_s) for name, count in counts.items()}
+    return report | {"request_tput_per_s": rate(num_ok, duration_s)}
 
 
 def _goodput(ok: Sequence[RequestRecord], slo: SLO | None, duration_s: float) -> dict[str, object]:
@@ -124,14 +93,10 @@ def _goodput(ok: Sequence[RequestRecord], slo: SLO | None, duration_s: float) ->
         "slo": str(slo),
         "num_good_requests": num_good,
         "num_good_tokens": num_tokens,
-        "goodput_requests_per_s": _rate(num_good, duration_s),
-        "goodput_tokens_per_s": _rate(num_tokens, duration_s),
+        "goodput_requests_per_s": rate(num_good, duration_s),
+        "goodput_tokens_per_s": rate(num_tokens, duration_s),
     }
 
 
-def _rate(count: float, duration_s: float) -> float | None:
+def rate(count: float, duration_s: float) -> float | None:
     return count / duration_s if duration_s > 0 else None
-
-
-def _mean_in_flight(records: Sequence[RequestRecord], duration_s: float) -> float | None:
-    return _rate(sum(record.end_s - record.sent_s for record in records), duration_s)

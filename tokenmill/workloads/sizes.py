@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from tokenmill.workloads.definition import Workload
-from tokenmill.workloads.sessions import Session, generate
+from tokenmill.workloads.sessions import Session, Turn, generate
 
 _NUM_SAMPLED = 64
 
@@ -62,25 +62,22 @@ def describe(workload: Workload, num_sessions: int, *, seed: int = 0) -> dict[st
 
 def reusable_tokens(sessions: Sequence[Session]) -> int:
     """Prompt tokens that an endless prefix cache would already hold, taking the sessions one after the other."""
-    seen: dict[tuple[str, ...], int] = {}
+    return reusable_turn_tokens([turn for session in sessions for turn in session.turns])
+
+
+def reusable_turn_tokens(turns: Sequence[Turn]) -> int:
+    """As `reusable_tokens`, of turns in the order they are sent; an answer is cached with its prompt."""
+    known: dict[tuple[str, str], int] = {}  # (segment before, segment) -> tokens of the longest seen
     reused = 0
-    for turn in (turn for session in sessions for turn in session.turns):
-        path: tuple[str, ...] = ()
-        is_hit = True
+    for turn in turns:
+        before, is_hit = "", True
         for segment in turn.prompt:
-            path = (*path[-1:], segment.key)  # a segment's key already names its session
-            known = seen.get(path, 0)
+            seen = known.get((before, segment.key), 0)
+            if segment.reply_turn is not None:
+                seen = segment.num_tokens  # it follows its own prompt, which is a hit or not
             if is_hit:
-                reused += min(known, segment.num_tokens)
-                is_hit = known >= segment.num_tokens
-            seen[path] = max(known, segment.num_tokens)
-        last = turn.prompt[-1].key if turn.prompt else ""
-        seen[last, _answer_key(turn.prompt)] = turn.num_output_tokens
+                reused += min(seen, segment.num_tokens)
+                is_hit = seen >= segment.num_tokens
+            known[before, segment.key] = max(seen, segment.num_tokens)
+            before = segment.key
     return reused
-
-
-def _answer_key(prompt: Sequence[object]) -> str:
-    """Key of the answer segment that follows this prompt in the session's next turn."""
-    key = getattr(prompt[-1], "key", "") if prompt else ""
-    head, _, turn = key.rpartition("/t")
-    return f"{head}/a{turn}"
