@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenmill.core.cache_groups import CacheGroup
 from tokenmill.core.clock import SystemClock
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.model_card import ModelCard
@@ -67,8 +68,8 @@ def load_engine(
     block_size = config.block_size or loaded.default_block_size
     max_model_len = _max_model_len(config, model.max_model_len)
     _check_budget(config, max_model_len)
-    proposer = _proposer(loaded, config, max_model_len)
     groups = model.cache_groups(block_size)
+    proposer = _proposer(loaded, config, groups, block_size, max_model_len)
     draft_groups = () if proposer is None else proposer.cache_groups(block_size)
     kv = build_kv(
         (*groups, *draft_groups),
@@ -85,7 +86,7 @@ def load_engine(
 
         draft_blocks = {group.name: kv.num_blocks[group.name] for group in draft_groups}
         draft_caches = proposer.allocate_caches(draft_blocks, block_size)
-        proposer.bind(caches | draft_caches)
+        proposer.bind(caches, draft_caches)
         speculator = Speculator(proposer, draft_caches, time.perf_counter)
     runner = TorchRunner(model, caches, block_size, speculator)
     depth = depth_policy(config.speculative_config)
@@ -94,7 +95,9 @@ def load_engine(
     return Engine(card, scheduler, runner, SystemClock(), context_weight=_context_weight(model), grammars=grammars)
 
 
-def _proposer(loaded: LoadedModel, config: EngineConfig, max_model_len: int) -> Proposer | None:
+def _proposer(
+    loaded: LoadedModel, config: EngineConfig, groups: tuple[CacheGroup, ...], block_size: int, max_model_len: int
+) -> Proposer | None:
     """What speculates for this target; a draft checkpoint is loaded with the target's settings."""
     if config.speculative_config is None:
         return None
@@ -104,7 +107,9 @@ def _proposer(loaded: LoadedModel, config: EngineConfig, max_model_len: int) -> 
     def load_draft(path: Path) -> LoadedModel:
         return load_model(path, dtype=loaded.dtype, deterministic=config.deterministic, backend=config.kernels)
 
-    return build_proposer(BuildContext(config.speculative_config, loaded, max_model_len, load_draft))
+    return build_proposer(
+        BuildContext(config.speculative_config, loaded, groups, block_size, max_model_len, load_draft)
+    )
 
 
 def thread_count(asked: int | None, *, num_cores: int, num_workers: int) -> int:

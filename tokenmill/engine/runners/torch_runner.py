@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tokenmill.core.request import Request, TokenLogprob
-from tokenmill.core.step import BlockTable, SequencePlan, SequenceResult, StepPlan, StepResult
+from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
 from tokenmill.engine.sampler import sample, token_logprob
 from tokenmill.engine.speculative.base import NO_PROPOSAL, Proposal
 from tokenmill.engine.speculative.speculator import Speculator
@@ -24,7 +23,8 @@ from tokenmill.engine.structured.base import GrammarLimitError
 from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
 from tokenmill.engine.structured.step_masks import MaskBuilder, PendingMasks, SequenceMasks, too_costly
 from tokenmill.models.base import Caches, Model, ShowingModel
-from tokenmill.models.batch import ForwardBatch, GroupTable
+from tokenmill.models.batch import ForwardBatch
+from tokenmill.models.ragged import group_table
 
 #: Rows of prompt logits made at once: bounds the memory of [rows, V] float32.
 _PROMPT_LOGIT_ROWS = 64
@@ -200,12 +200,3 @@ def _no_tokens(planned: SequencePlan) -> SequenceResult:
 def _take_prompt_logprobs(state: _RunState) -> tuple[TokenLogprob, ...] | None:
     """Once, with the first output token."""
     return None if state.request.sampling.prompt_logprobs is None else tuple(state.prompt_logprobs)
-
-
-def group_table(tables: Sequence[BlockTable]) -> GroupTable:
-    width = max(len(t.block_ids) for t in tables)
-    block_ids = np.zeros((len(tables), width), dtype=np.int64)
-    for b, table in enumerate(tables):
-        block_ids[b, : len(table.block_ids)] = table.block_ids
-    first_block = torch.tensor([t.first_block for t in tables])
-    return GroupTable(torch.from_numpy(block_ids), first_block)

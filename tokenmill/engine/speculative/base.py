@@ -16,6 +16,7 @@ from tokenmill.core.cache_groups import CacheGroup
 from tokenmill.core.registry import Registry
 from tokenmill.core.request import Request
 from tokenmill.core.step import BlockTable
+from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
 from tokenmill.models.base import Caches
 from tokenmill.models.batch import ForwardBatch
 from tokenmill.models.features import Features
@@ -28,12 +29,14 @@ class DraftWish:
     token_ids     prompt and output, read-only; the newest token's row does not exist yet anywhere
     num_drafts    at most so many
     block_tables  cover positions 0 .. len(token_ids) - 1 + num_drafts (window groups: what is left of them)
+    grammar       what drafts have to keep to, to be of any use; at the newest token, and left there
     """
 
     request: Request
     token_ids: Sequence[int]
     num_drafts: int
     block_tables: dict[str, BlockTable]
+    grammar: SequenceGrammar | None = None
 
     @property
     def request_id(self) -> str:
@@ -107,8 +110,8 @@ class Proposer(Protocol):
 
     def allocate_caches(self, num_blocks: dict[str, int], block_size: int) -> Caches: ...
 
-    def bind(self, caches: Caches) -> None:
-        """All caches of the engine, once, before anything else is called."""
+    def bind(self, target: Caches, own: Caches) -> None:
+        """The target's caches, and those allocated for the proposer; once, before anything else is called."""
         ...
 
     def propose(self, wishes: Sequence[DraftWish]) -> list[Proposal]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from tokenmill.core.cache_groups import CacheGroup
 from tokenmill.core.errors import ConfigError
 from tokenmill.engine.speculative.base import PROPOSERS, Proposer
 from tokenmill.engine.speculative.config import SpeculativeConfig
@@ -17,15 +18,21 @@ class BuildContext:
     """What a proposer is built from.
 
     target        the loaded model that verifies
+    groups        its cache groups, for blocks of block_size tokens
     max_model_len of the engine
     load_draft    loads another checkpoint with the engine's settings (dtype, kernels)
     """
 
     config: SpeculativeConfig
     target: LoadedModel
+    groups: tuple[CacheGroup, ...]
+    block_size: int
     max_model_len: int
     load_draft: Callable[[Path], LoadedModel]
-    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_drawn(self) -> bool:
+        return self.config.draft_sample_method == "probabilistic"
 
     def require_model(self, method: str) -> Path:
         if self.config.model is None:

@@ -44,7 +44,7 @@ class NgramProposer:
     def allocate_caches(self, num_blocks: dict[str, int], block_size: int) -> Caches:
         return {}
 
-    def bind(self, caches: Caches) -> None:
+    def bind(self, target: Caches, own: Caches) -> None:
         pass
 
     def propose(self, wishes: Sequence[DraftWish]) -> list[Proposal]:

@@ -19,6 +19,7 @@ from tokenmill.engine.speculative.base import (
     Proposal,
     Proposer,
 )
+from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
 from tokenmill.models.base import Caches
 from tokenmill.models.batch import ForwardBatch
 from tokenmill.models.features import Features
@@ -31,6 +32,8 @@ class RunState(Protocol):
     def request(self) -> Request: ...
     @property
     def token_ids(self) -> list[int]: ...
+    @property
+    def grammar(self) -> SequenceGrammar | None: ...
 
 
 class Speculator:
@@ -98,7 +101,7 @@ class Speculator:
 def _wish(planned: SequencePlan, states: Mapping[str, RunState]) -> DraftWish:
     state = states[planned.request_id]
     assert planned.num_computed_tokens == len(state.token_ids) - 1, f"{planned.request_id}: drafts behind known tokens"
-    return DraftWish(state.request, state.token_ids, planned.num_draft_tokens, planned.block_tables)
+    return DraftWish(state.request, state.token_ids, planned.num_draft_tokens, planned.block_tables, state.grammar)
 
 
 def _with_drafts(planned: SequencePlan, proposal: Proposal) -> SequencePlan:

@@ -39,6 +39,7 @@ from tokenmill.models.deepseek_v4.mtp import Mtp
 from tokenmill.models.deepseek_v4.step import Rotaries, Step, state_blocks
 from tokenmill.models.deepseek_v4.step_index import Checkpoints, Sequences, WindowIndex
 from tokenmill.models.deepseek_v4.weights import Weights, count_parameters
+from tokenmill.models.features import Features
 
 
 @dataclass(slots=True)
@@ -81,6 +82,22 @@ class V4Base:
         size = float(self._dtype.itemsize)
         stored = work.WeightBytes(experts=size, linears=size, other=size)
         return work.step_work(self.config, self.formats, query_lens, context_lens, stored)
+
+    def forward_with_features(
+        self, batch: ForwardBatch, caches: Caches, features: Features
+    ) -> tuple[Tensor, Tensor]:
+        """See base.ShowingModel. The output of a layer is the mean of its streams [T, C]."""
+        trace = None if features.are_streams else Trace()
+        streams = self.forward_streams(batch, caches, trace)
+        if trace is None:
+            return self.collapse(streams), streams
+        return self.collapse(streams), torch.cat([trace.streams[i].mean(1) for i in features.layers], dim=-1)
+
+    def forward_streams(self, batch: ForwardBatch, caches: Caches, trace: Trace | None = None) -> Tensor:
+        raise NotImplementedError
+
+    def collapse(self, streams: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def _check_mtp(self) -> None:
         if not self.num_mtp:
