@@ -8,6 +8,7 @@ from tokenmill.kernels.native import build as native_build
 from tokenmill.kernels.native.build import NativeUnavailableError, build
 from tokenmill.kernels.native.library import Library, load_library
 from tokenmill.kernels.native.linear import NativeLinear
+from tokenmill.kernels.native.pack import pack, pack_fp4
 from tokenmill.kernels.select import select_kernels
 
 FORMATS = ("bf16", "int8", "int4")
@@ -26,18 +27,29 @@ def weight_of(n, k, seed=0):
     return torch.randn(n, k, generator=torch.Generator().manual_seed(seed)) * 0.1
 
 
-def dequantised(layer, weight):
-    """What the packed weight stands for, from the definition of the format."""
-    if layer.packed.format == "bf16":
-        return weight.bfloat16().float()
-    if layer.packed.format == "int8":
-        scale = weight.abs().amax(1, keepdim=True) / 127
-        return torch.round(weight / scale) * scale
-    n, k = weight.shape
-    groups = torch.nn.functional.pad(weight, (0, -k % 32)).view(n, -1, 32)
-    low = groups.amin(2, keepdim=True).half().float()
-    scale = ((groups.amax(2, keepdim=True) - low) / 15).half().float()
-    return (torch.round((groups - low) / scale).clamp(0, 15) * scale + low).view(n, -1)[:, :k]
+def unpacked(packed, n, k):
+    """What packed bytes stand for, from the definition of the layouts (csrc/gemm.c): [n, k] float32."""
+    groups = packed.data.view(packed.columns // 32, packed.inputs // 32, -1)
+    if packed.format == "bf16":  # [16 pairs][2 tiles][16][2]
+        values = groups.view(torch.bfloat16).float().view(*groups.shape[:2], 16, 2, 16, 2).permute(0, 3, 4, 1, 2, 5)
+        return values.reshape(packed.columns, packed.inputs)[:n, :k]
+    if packed.format == "int8":  # [8 quads][2 tiles][16][4]
+        values = (groups.float() - 128).view(*groups.shape[:2], 8, 2, 16, 4).permute(0, 3, 4, 1, 2, 5)
+        return (values.reshape(packed.columns, packed.inputs) * packed.scale[:, None])[:n, :k]
+    codes = groups[..., 64:].reshape(*groups.shape[:2], 4, 2, 16, 4)
+    codes = torch.stack((codes & 15, codes >> 4), dim=3).permute(0, 4, 5, 1, 2, 3, 6)  # panel tile lane group 4 2 4
+    codes = codes.reshape(packed.columns, packed.inputs).long()
+    scales = groups[..., :64].contiguous()
+    e2m1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    if packed.format == "nvfp4":  # [2 halves][32]
+        scale = scales.view(torch.float8_e4m3fn).float().view(*groups.shape[:2], 2, 32).permute(0, 3, 1, 2)
+        values = e2m1[codes].unflatten(1, (-1, 16)) * scale.reshape(packed.columns, -1, 1) * packed.scale[0] / 128
+    else:
+        dtype = torch.float16 if packed.format == "int4" else torch.bfloat16
+        scale = scales.view(dtype).float().transpose(1, 2).reshape(packed.columns, -1, 1)
+        values = (codes - 8).float() if packed.format == "int4" else e2m1[codes]
+        values = values.unflatten(1, (-1, 32)) * scale
+    return values.flatten(1)[:n, :k]
 
 
 def rounded(x, format):
@@ -60,8 +72,44 @@ def test_a_linear_layer_is_the_product_with_its_packed_weight(library, format, n
     layer = NativeLinear(library, format, weight, bias)
     got = layer(x)
     assert got.shape == (rows, n)
-    assert torch.allclose(got, rounded(x, format) @ dequantised(layer, weight).T + bias, atol=2e-4)
+    assert torch.allclose(got, rounded(x, format) @ unpacked(layer.packed, n, k).T + bias, atol=2e-4)
     assert torch.allclose(layer(x, add=torch.ones(rows, n)), got + 1, atol=1e-5)
+
+
+def test_packing_rounds_as_little_as_a_format_allows(library):
+    """bf16 to nearest, int8 half a step of its column, int4 half a step of its group (a whole one at the open end)."""
+    weight = weight_of(70, 100)
+    packed = {format: unpacked(pack(library, weight, format), 70, 100) for format in FORMATS}
+    assert torch.equal(packed["bf16"], weight.bfloat16().float())
+    assert ((packed["int8"] - weight).abs() <= weight.abs().amax(1, keepdim=True) / 127 * 0.5001).all()
+    groups = torch.nn.functional.pad(weight, (0, 28)).unflatten(1, (-1, 32))
+    top = groups.abs().amax(2).repeat_interleave(32, 1)[:, :100]
+    assert ((packed["int4"] - weight).abs() <= top / 7 * 1.01).all()
+    assert (packed["int4"] - weight).pow(2).mean() < (0.075 * weight.std()) ** 2 * 1.5
+    assert torch.equal(unpacked(pack(library, weight.bfloat16(), "bf16"), 70, 100), weight.bfloat16().float())
+    for format in FORMATS:
+        assert not unpacked(pack(library, torch.zeros(3, 5), format), 3, 5).any()
+
+
+@pytest.mark.parametrize(("format", "size"), [("nvfp4", 16), ("mxfp4", 32)])
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_four_bit_floats_of_a_checkpoint_are_multiplied_as_they_are(library, format, size, rows):
+    generator = torch.Generator().manual_seed(4)
+    n, k = 50, 96
+    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=generator)
+    if format == "nvfp4":
+        scales = (torch.rand(n, k // size, generator=generator) * 400).to(torch.float8_e4m3fn)
+    else:
+        scales = torch.randint(120, 134, (n, k // size), dtype=torch.uint8, generator=generator)
+    e2m1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    values = e2m1[torch.stack((codes & 15, codes >> 4), -1).flatten(1).long()].unflatten(1, (-1, size))
+    scale = scales.float() if format == "nvfp4" else 2.0 ** (scales.float() - 127)
+    weight = (values * scale[..., None]).flatten(1) * 0.01
+    packed = pack_fp4(library, codes, scales, format, 0.01)
+    assert torch.allclose(unpacked(packed, n, k) * (1 if format == "nvfp4" else 0.01), weight)
+    x = torch.randn(rows, k, generator=generator)
+    got = NativeLinear.of_packed(library, packed, n, k)(x)
+    assert torch.allclose(got, rounded(x, format) @ weight.T, rtol=1e-4, atol=2e-4 * float(weight.abs().max()))
 
 
 @pytest.mark.parametrize("format", FORMATS)

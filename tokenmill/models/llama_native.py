@@ -118,7 +118,7 @@ class NativeLlama:
         self._q = torch.empty(rows, c.q_size, dtype=torch.bfloat16)
         m = self._model
         m.x, m.wide, m.mixed, m.q = (t.data_ptr() for t in (self._x, self._wide, self._mixed, self._q))
-        m.act, m.act_scale, m.act_sums = self._act.pointers
+        m.act, m.act_scale, m.act_offsets = self._act.pointers
         self._scratch_rows = rows
 
     # -- the seam --

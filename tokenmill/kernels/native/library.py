@@ -8,7 +8,7 @@ from functools import cache
 
 from tokenmill.kernels.native.build import Build, build
 
-FORMATS = {"bf16": 0, "int8": 1, "int4": 2}
+FORMATS = {"bf16": 0, "int8": 1, "int4": 2, "nvfp4": 4, "mxfp4": 5}
 EPILOGUES = {"store": 0, "add": 1}
 
 
@@ -23,8 +23,35 @@ class WeightStruct(Structure):
         ("ldo", c_int64),
         ("weight", c_void_p),
         ("scale", c_void_p),
-        ("aux", c_void_p),
         ("bias", c_void_p),
+    ]
+
+
+class PackStruct(Structure):
+    """tm_pack_job in pack.c"""
+
+    _fields_ = [
+        ("format", c_int32),
+        ("is_fp32", c_int32),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("padded_k", c_int64),
+        ("source", c_void_p),
+        ("packed", c_void_p),
+        ("scale", c_void_p),
+    ]
+
+
+class PackFp4Struct(Structure):
+    """tm_pack_fp4_job in pack.c"""
+
+    _fields_ = [
+        ("format", c_int32),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("packed", c_void_p),
     ]
 
 
@@ -43,7 +70,7 @@ class ActStruct(Structure):
         ("format", c_int32),
         ("y", c_void_p),
         ("scale", c_void_p),
-        ("sums", c_void_p),
+        ("offsets", c_void_p),
     ]
 
 
@@ -89,7 +116,7 @@ class LlamaStruct(Structure):
         ("mixed", c_void_p),
         ("act", c_void_p),
         ("act_scale", c_void_p),
-        ("act_sums", c_void_p),
+        ("act_offsets", c_void_p),
         ("q", c_void_p),
     ]
 
@@ -120,6 +147,10 @@ class Library:
         self.start.argtypes, self.start.restype = [c_int], c_int
         self.activate = lib.tm_activate
         self.activate.argtypes, self.activate.restype = [POINTER(ActStruct), c_int64], None
+        self.pack = lib.tm_pack
+        self.pack.argtypes, self.pack.restype = [POINTER(PackStruct)], None
+        self.pack_fp4 = lib.tm_pack_fp4
+        self.pack_fp4.argtypes, self.pack_fp4.restype = [POINTER(PackFp4Struct)], None
         self.gemm = lib.tm_gemm
         self.gemm.argtypes = [POINTER(WeightStruct), c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64]
         self.gemm.restype = None

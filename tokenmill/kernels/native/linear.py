@@ -9,18 +9,31 @@ from torch import Tensor
 
 from tokenmill.kernels.linear.api import check_weight
 from tokenmill.kernels.native.library import EPILOGUES, FORMATS, ActStruct, Library, WeightStruct
-from tokenmill.kernels.native.pack import pack
+from tokenmill.kernels.native.pack import PackedWeight, pack
 
 
 class NativeLinear:
-    """See kernels/linear/api.Linear. `format`: bf16 | int8 | int4 weights."""
+    """See kernels/linear/api.Linear. `format`: see kernels/native/pack."""
 
     def __init__(self, library: Library, format: str, weight: Tensor, bias: Tensor | None = None) -> None:
         check_weight(weight, bias)
-        self.out_features, self.in_features = weight.shape
+        n, k = weight.shape
+        self._set(library, pack(library, weight, format), n, k, bias)
+
+    @classmethod
+    def of_packed(
+        cls, library: Library, packed: PackedWeight, n: int, k: int, bias: Tensor | None = None
+    ) -> NativeLinear:
+        """For weights that were packed as a checkpoint holds them (pack_fp4). n, k: outputs and inputs."""
+        layer = cls.__new__(cls)
+        layer._set(library, packed, n, k, bias)
+        return layer
+
+    def _set(self, library: Library, packed: PackedWeight, n: int, k: int, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = n, k
         self._library = library
-        self.packed = pack(weight, format)
-        self._bias = None if bias is None else _padded_bias(bias, self.packed.columns)
+        self.packed = packed
+        self._bias = None if bias is None else _padded_bias(bias, packed.columns)
 
     @property
     def num_bytes(self) -> int:
@@ -37,7 +50,6 @@ class NativeLinear:
             self.out_features,
             packed.data.data_ptr(),
             None if packed.scale is None else packed.scale.data_ptr(),
-            None if packed.aux is None else packed.aux.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
         )
 
@@ -53,18 +65,18 @@ class NativeLinear:
 
 
 class Activations:
-    """Rows in the format that a weight reads: bf16, or int8 with a scale and a sum per group of 32."""
+    """Rows in the format that a weight reads: bf16, or int8 with a scale and an offset per group of 32."""
 
     def __init__(self, format: str, rows: int, inputs: int) -> None:
         self.format = format
         self.inputs = inputs
         self.y = torch.empty(rows, inputs, dtype=torch.bfloat16 if format == "bf16" else torch.int8)
         self.scale = torch.empty(rows, inputs // 32)
-        self.sums = torch.empty(rows, inputs // 32)
+        self.offsets = torch.empty(rows, inputs // 16, dtype=torch.int32)
 
     @property
     def pointers(self) -> tuple[int, int, int]:
-        return self.y.data_ptr(), self.scale.data_ptr(), self.sums.data_ptr()
+        return self.y.data_ptr(), self.scale.data_ptr(), self.offsets.data_ptr()
 
     def quantise(self, library: Library, x: Tensor, *, norm: Tensor | None = None, eps: float = 0.0) -> None:
         """x [T, n] float32, normalised first when `norm` [n] is given."""

@@ -100,7 +100,7 @@ class ModelStruct(Structure):
         ("collapse", CollapseStruct),
         ("head", WeightStruct),
         *_fields(c_void_p, "x y post comb mixes qkv q mixed z iq iw gate wide hidden_rows routed cos sin"),
-        *_fields(c_void_p, "act act_rows act_scale act_sums act_rows_scale act_rows_sums"),
+        *_fields(c_void_p, "act act_rows act_scale act_offsets act_rows_scale act_rows_offsets"),
         *_fields(c_void_p, "chosen num_chosen expert_ids expert_rows expert_start expert_weights"),
     ]
 

@@ -152,8 +152,8 @@ class NativeDeepseekV4(V4Base):
         m = self._model
         inputs = self._native.max_inputs * (2 if self._native.is_fp32 else 1)  # in units of a bf16
         self._act, self._act_rows = (Activations("bf16", size, inputs) for size in (rows, routed))
-        m.act, m.act_scale, m.act_sums = self._act.pointers
-        m.act_rows, m.act_rows_scale, m.act_rows_sums = self._act_rows.pointers
+        m.act, m.act_scale, m.act_offsets = self._act.pointers
+        m.act_rows, m.act_rows_scale, m.act_rows_offsets = self._act_rows.pointers
         self._scratch_rows = rows
 
     @property

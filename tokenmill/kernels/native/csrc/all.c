@@ -2,6 +2,7 @@
 #include "pool.c"
 #include "vector.h"
 #include "gemm.c"
+#include "pack.c"
 #include "rows.c"
 #include "attention.c"
 #include "llama.c"

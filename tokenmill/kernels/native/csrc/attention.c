@@ -16,6 +16,8 @@ typedef struct {
     float *out;                  /* [T, H D] */
 } tm_attention;
 
+#define MAX_ROWS 12
+
 typedef struct {
     const bf16 *q[MAX_ROWS];
     int64_t limit[MAX_ROWS], start[MAX_ROWS]; /* sees start <= position < limit */

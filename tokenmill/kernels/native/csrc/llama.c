@@ -18,7 +18,8 @@ typedef struct {
     /* scratch for the largest step: [T, ...] */
     float *x, *wide, *mixed;     /* residual stream; qkv or gate and up; attention output */
     void *act;
-    float *act_scale, *act_sums;
+    float *act_scale;
+    int32_t *act_offsets;
     bf16 *q;
 } tm_llama;
 
@@ -29,11 +30,11 @@ typedef struct {
 } tm_step;
 
 static tm_act activation(const tm_llama *m, const float *x, int64_t n, const float *norm, const tm_weight *w) {
-    return (tm_act){x, n, n, w->k, norm, m->eps, 0, 0.0f, w->format, m->act, m->act_scale, m->act_sums};
+    return (tm_act){x, n, n, w->k, norm, m->eps, 0, 0.0f, w->format, m->act, m->act_scale, m->act_offsets};
 }
 
 static void product(const tm_llama *m, const tm_weight *w, int64_t rows, float *out, int64_t n_valid) {
-    tm_gemm(w, rows, m->act, m->act_scale, m->act_sums, out, n_valid);
+    tm_gemm(w, rows, m->act, m->act_scale, m->act_offsets, out, n_valid);
 }
 
 static void layer(const tm_llama *m, const tm_layer *l, const tm_step *s) {

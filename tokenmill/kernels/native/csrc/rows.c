@@ -27,24 +27,43 @@ static void to_bf16_row(const float *x, int64_t n, int64_t k, bf16 *y) {
     for (; i < k; i++) y[i] = 0;
 }
 
-/* Symmetric int8 with a scale per group of 32; the scaled sum of each group beside it. */
-static void to_int8_row(const float *x, int64_t n, int64_t k, int8_t *y, float *scale, float *sums) {
+/* 32 values -> int8, |q| <= 127; the scale, and the sums of the first and second 16 integers. */
+static inline float quantise_group(const float *v, int8_t *q, int32_t sums[2]) {
+#if TM_AVX512
+    const __m512 a = _mm512_loadu_ps(v), b = _mm512_loadu_ps(v + TILE);
+    const float top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+    const __m512 inverse = _mm512_set1_ps(top > 0.0f ? 127.0f / top : 0.0f);
+    const __m512i qa = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)), qb = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+    _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(qa));
+    _mm_storeu_si128((__m128i *)(q + TILE), _mm512_cvtepi32_epi8(qb));
+    sums[0] = _mm512_reduce_add_epi32(qa);
+    sums[1] = _mm512_reduce_add_epi32(qb);
+#else
+    float top = 0.0f;
+    for (int j = 0; j < GROUP; j++) top = fabsf(v[j]) > top ? fabsf(v[j]) : top;
+    const float inverse = top > 0.0f ? 127.0f / top : 0.0f;
+    for (int j = 0; j < GROUP; j++) q[j] = (int8_t)(int32_t)rintf(v[j] * inverse);
+    sums[0] = sums[1] = 0;
+    for (int j = 0; j < GROUP; j++) sums[j / TILE] += q[j];
+#endif
+    return top / 127.0f;
+}
+
+/* Symmetric int8 with a scale per group of 32; beside it, what makes up for weights that were made unsigned. */
+static void to_int8_row(const float *x, int64_t n, int64_t k, int format, int8_t *y, float *scale, int32_t *offsets) {
+    const int32_t offset = weight_offset(format);
+    const int halves = offsets_per_group(format);
     float padded[GROUP];
     for (int64_t g = 0; g < k / GROUP; g++) {
         const float *v = x + g * GROUP;
+        int32_t sums[2];
         if ((g + 1) * GROUP > n) {
             for (int j = 0; j < GROUP; j++) padded[j] = g * GROUP + j < n ? v[j] : 0.0f;
             v = padded;
         }
-        int8_t *q = y + g * GROUP;
-        float top = 0.0f;
-        int32_t sum = 0;
-        for (int j = 0; j < GROUP; j++) top = fabsf(v[j]) > top ? fabsf(v[j]) : top;
-        float inverse = top > 0.0f ? 127.0f / top : 0.0f;
-        for (int j = 0; j < GROUP; j++) q[j] = (int8_t)(int32_t)rintf(v[j] * inverse);
-        for (int j = 0; j < GROUP; j++) sum += q[j];
-        scale[g] = top / 127.0f;
-        sums[g] = scale[g] * (float)sum;
+        scale[g] = quantise_group(v, y + g * GROUP, sums);
+        if (halves == 2) offsets[2 * g] = -offset * sums[0], offsets[2 * g + 1] = -offset * sums[1];
+        else offsets[g] = -offset * (sums[0] + sums[1]);
     }
 }
 
@@ -79,7 +98,8 @@ typedef struct {
     float limit;                /* swiglu clamp, 0 = none */
     int32_t format;             /* of the weights that will read it: W_* */
     void *y;                    /* bf16 [T, k] or int8 [T, k] */
-    float *scale, *sums;        /* int8, int4: [T, k/32] */
+    float *scale;               /* [T, k/32] unless bf16 */
+    int32_t *offsets;           /* [T, k/32], nvfp4 [T, k/16] */
 } tm_act;
 
 static void act_rows(void *arg, int64_t begin, int64_t end) {
@@ -94,10 +114,11 @@ static void act_rows(void *arg, int64_t begin, int64_t end) {
             swiglu_row(x, a->n, a->limit, row);
             x = row;
         }
+        const int64_t groups = a->k / GROUP;
         if (a->format == W_BF16) to_bf16_row(x, a->n, a->k, (bf16 *)a->y + t * a->k);
         else if (a->format == W_FP32) memcpy((float *)a->y + t * a->k, x, a->n * sizeof(float));
-        else to_int8_row(x, a->n, a->k, (int8_t *)a->y + t * a->k, a->scale + t * (a->k / GROUP),
-                         a->sums + t * (a->k / GROUP));
+        else to_int8_row(x, a->n, a->k, a->format, (int8_t *)a->y + t * a->k, a->scale + t * groups,
+                         a->offsets + t * groups * offsets_per_group(a->format));
     }
 }
 

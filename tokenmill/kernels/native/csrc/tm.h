@@ -21,8 +21,8 @@
 
 #define TILE 16            /* output columns per packed weight tile, tokens per KV tile row */
 #define KV_TILE 64         /* tokens per softmax update; aligned to position 0 */
-#define GROUP 32           /* input columns per int4 scale */
-#define MAX_ROWS 12        /* rows of one register block */
+#define GROUP 32           /* inputs per activation scale */
+#define INLINE static inline __attribute__((always_inline))
 
 typedef uint16_t bf16;
 
@@ -51,6 +51,18 @@ static inline float half_to_f32(uint16_t h) {
     u = sign | ((exp == 31 ? 255u : exp + 112u) << 23) | (man << 13);
     memcpy(&f, &u, 4);
     return f;
+}
+
+/* Round to nearest even; what is too large for a half becomes infinite. */
+static inline uint16_t f32_to_half(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    const uint16_t sign = (uint16_t)(u >> 16 & 0x8000);
+    const float a = fabsf(f);
+    if (a < 0x1p-14f) return (uint16_t)(sign | (int)rintf(a * 0x1p24f)); /* steps of 2^-24, up to the first normal */
+    if (!(a < 65520.0f)) return (uint16_t)(sign | (a == a ? 0x7c00 : 0x7e00));
+    u = (u & 0x7fffffff) + 0xfff + (u >> 13 & 1);
+    return (uint16_t)(sign | ((u >> 13) - (112u << 10)));
 }
 
 /* ---- threads: one pool per process, work handed out in chunks of an index range ---- */

@@ -2,7 +2,7 @@
 #include "v4.h"
 
 static tm_act v4_act(const v4_model *m, const float *x, int64_t ldx, int64_t n, const float *norm, const tm_weight *w) {
-    return (tm_act){x, ldx, n, w->k, norm, m->eps, 0, 0.0f, w->format, m->act, m->act_scale, m->act_sums};
+    return (tm_act){x, ldx, n, w->k, norm, m->eps, 0, 0.0f, w->format, m->act, m->act_scale, m->act_offsets};
 }
 
 typedef struct {

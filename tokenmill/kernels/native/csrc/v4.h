@@ -129,7 +129,8 @@ typedef struct {
     float *x, *y, *post, *comb, *mixes, *qkv, *q, *mixed, *z, *iq, *iw, *gate, *wide, *hidden_rows, *routed;
     float *cos, *sin;           /* [2, T, rope_dim / 2]: sliding, compressed */
     void *act, *act_rows;       /* activations of the step, and of the rows gathered by expert */
-    float *act_scale, *act_sums, *act_rows_scale, *act_rows_sums;
+    float *act_scale, *act_rows_scale;
+    int32_t *act_offsets, *act_rows_offsets;
     int64_t *chosen, *num_chosen, *expert_ids, *expert_rows, *expert_start;
     float *expert_weights;
 } v4_model;

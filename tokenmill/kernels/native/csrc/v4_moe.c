@@ -12,9 +12,9 @@ static int64_t act_bytes(const tm_weight *w) {
 static void v4_product(const v4_model *m, const tm_weight *w, int64_t rows, float *out, int64_t n) {
     if (w->format == W_FP32) plain_gemm(m->act, rows, w->k, w->weight, n, w->ldo, out);
     else if (rows * w->n * w->k / 8 < SMALL_WORK) {
-        gemm_job job = {rows, m->act, m->act_scale, m->act_sums, out, n, *w, 1};
-        gemm_tiles(&job, 0, rows, 0, w->n / TILE);
-    } else tm_gemm(w, rows, m->act, m->act_scale, m->act_sums, out, n);
+        gemm_job job = {rows, m->act, m->act_scale, m->act_offsets, out, n, *w};
+        gemm_panels(&job, 0, rows, 0, w->n / PANEL);
+    } else tm_gemm(w, rows, m->act, m->act_scale, m->act_offsets, out, n);
 }
 
 typedef struct {
@@ -70,11 +70,11 @@ static void group_rows(const v4_model *m, int64_t rows) {
 }
 
 static void copy_act(const v4_model *m, const tm_weight *w, int64_t from, int64_t to) {
-    const int64_t size = act_bytes(w), groups = w->k / GROUP;
+    const int64_t size = act_bytes(w), groups = w->k / GROUP, offsets = groups * offsets_per_group(w->format);
     memcpy((char *)m->act_rows + to * size, (const char *)m->act + from * size, size);
     if (w->format == W_BF16 || w->format == W_FP32) return;
     memcpy(m->act_rows_scale + to * groups, m->act_scale + from * groups, groups * sizeof(float));
-    memcpy(m->act_rows_sums + to * groups, m->act_sums + from * groups, groups * sizeof(float));
+    memcpy(m->act_rows_offsets + to * offsets, m->act_offsets + from * offsets, offsets * sizeof(int32_t));
 }
 
 /* One product on this thread. Rows begin at `row` of the gathered activations and of `out` [.., ldo]. */
@@ -86,8 +86,8 @@ static void expert_gemm(const v4_model *m, const tm_weight *w, int64_t row, int6
         return;
     }
     gemm_job job = {rows, (char *)m->act_rows + row * size, m->act_rows_scale + row * groups,
-                    m->act_rows_sums + row * groups, out + row * w->ldo, n, *w, 1};
-    gemm_tiles(&job, 0, rows, 0, w->n / TILE);
+                    m->act_rows_offsets + row * groups * offsets_per_group(w->format), out + row * w->ldo, n, *w};
+    gemm_panels(&job, 0, rows, 0, w->n / PANEL);
 }
 
 /* First product of each expert: act_rows was filled by gather_rows. */
@@ -138,17 +138,17 @@ static void v4_moe(const v4_model *m, const v4_layer *l, const v4_step *s, const
     run(rows, 1 + 2048 / m->experts, route_rows, &job, rows * 40 * m->experts);
     group_rows(m, rows);
     /* All experts and the shared one read activations of the same format and width. */
-    tm_act a = {m->x, c, c, l->shared_w13.k, NULL, 0.0f, 0, 0.0f, l->shared_w13.format, m->act, m->act_scale, m->act_sums};
+    tm_act a = {m->x, c, c, l->shared_w13.k, NULL, 0.0f, 0, 0.0f, l->shared_w13.format, m->act, m->act_scale, m->act_offsets};
     v4_activate(&a, rows);
     run(n, 16, gather_rows, &job, n * c / 8);
     v4_product(m, &l->shared_w13, rows, m->wide, 2 * f);
     run(m->experts, 1, expert_up, &job, n * c * f);
     tm_act down = {m->hidden_rows, 2 * f, f, l->w2[0].k, NULL, 0.0f, 1, m->limit, l->w2[0].format, m->act_rows,
-                   m->act_rows_scale, m->act_rows_sums};
+                   m->act_rows_scale, m->act_rows_offsets};
     v4_activate(&down, n);
     run(m->experts, 1, expert_down, &job, n * c * f);
     tm_act shared = {m->wide, 2 * f, f, l->shared_w2.k, NULL, 0.0f, 1, m->limit, l->shared_w2.format, m->act,
-                     m->act_scale, m->act_sums};
+                     m->act_scale, m->act_offsets};
     v4_activate(&shared, rows);
     v4_product(m, &l->shared_w2, rows, m->y, c);
     for (int64_t i = 0; i < n; i++) m->expert_ids[m->expert_rows[i]] = i; /* from here on: place of (row, slot) */
