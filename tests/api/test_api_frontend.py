@@ -31,7 +31,7 @@ from tokenmill.api.server import Frontend, _bind_problem, bind, main, run_fronte
 from tokenmill.core.clock import SystemClock
 from tokenmill.core.errors import CheckpointError, ResourceError
 from tokenmill.engine.config import EngineConfig
-from tokenmill.engine.runners.modelled import linear_step_s
+from tokenmill.engine.runners.step_times import LinearStepTime
 from tokenmill.engine.simulated import simulated_engine
 from tokenmill.operations.addresses import frontend_endpoint, worker_identity
 from tokenmill.operations.child import RUN_DIR_PREFIX
@@ -60,7 +60,7 @@ class ThreadWorker:
         self._engine = simulated_engine(
             EngineConfig(**engine),
             name="bytes",
-            step_s=linear_step_s(step_s, 0.0),
+            step_time=LinearStepTime(step_s, 0.0),
             tokenizer_path=None if tokenizer is None else str(tokenizer),
         )
         self._thread = threading.Thread(target=self._run, daemon=True)

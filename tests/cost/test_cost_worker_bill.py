@@ -14,7 +14,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.wire import Abort, Generate, Hello, StepFrame, ToFrontend, ToWorker, decode_to_frontend, encode
 from tokenmill.cost.ledger import Ledger
 from tokenmill.cost.rates import DeviceRate
-from tokenmill.cost.totals import TimeKind
+from tokenmill.cost.totals import Line
 from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.runners.step_times import LinearStepTime
 from tokenmill.engine.simulated import simulated_engine
@@ -113,9 +113,9 @@ def test_every_second_of_a_worker_is_on_the_bill() -> None:
     assert balance.unexplained_s == pytest.approx(0.0, abs=1e-9)
     totals = ledger.totals()
     assert totals.whole.usd == pytest.approx(until_s - START_S)
-    assert totals.time[TimeKind.STARTUP].seconds == pytest.approx(READY_S - START_S)
-    assert totals.time[TimeKind.IDLE].seconds > 5.0
-    assert totals.time[TimeKind.CHARGED].seconds > 0.5
+    assert totals.lines[Line.STARTUP].seconds == pytest.approx(READY_S - START_S)
+    assert totals.lines[Line.IDLE].seconds > 5.0
+    assert totals.charged.seconds > 0.5
     assert ledger.num_refused_frames == 0
 
 
@@ -126,7 +126,7 @@ def test_requests_pay_for_the_work_they_caused() -> None:
     assert cost["long"] > cost["short"] > 0
     # Alone in its steps: 10 prompt rows at once, then 4 single rows, each step with its fixed part.
     assert cost["late"] == pytest.approx((0.01 + 0.010) + 4 * (0.01 + 0.001))
-    assert sum(cost.values()) == pytest.approx(ledger.totals().time[TimeKind.CHARGED].seconds)
+    assert sum(cost.values()) == pytest.approx(ledger.totals().charged.seconds)
 
 
 @pytest.mark.parametrize("num_heard", [1, 2, 5, 20, 60])
@@ -139,7 +139,7 @@ def test_a_crash_anywhere_leaves_a_whole_bill(num_heard: int) -> None:
     balance = ledger.check_balance(until_s + 50.0)
     assert balance.process_s == pytest.approx(until_s + 0.7 - START_S)
     assert balance.unexplained_s == pytest.approx(0.0, abs=1e-9)
-    assert ledger.totals().time[TimeKind.LOST].seconds == pytest.approx(0.7)
+    assert ledger.totals().lines[Line.LOST].seconds == pytest.approx(0.7)
     assert ledger.totals().whole.usd == pytest.approx(until_s + 0.7 - START_S)
 
 
@@ -153,7 +153,7 @@ def test_work_for_an_aborted_request_is_overrun_not_charged() -> None:
         ledger.step(frame)
         if frame.until_s >= 105.5:
             ledger.finish("left", is_complete=False)
-    overrun = ledger.totals().time[TimeKind.OVERRUN].seconds
+    overrun = ledger.totals().lines[Line.OVERRUN].seconds
     assert 0 < overrun < 0.5
     assert ledger.totals().counts.num_overrun_tokens > 0
     assert ledger.check_balance(frames[-1].until_s).unexplained_s == pytest.approx(0.0, abs=1e-9)

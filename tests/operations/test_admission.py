@@ -4,7 +4,7 @@ import pytest
 
 from tests.operations.ops_fakes import make_card, make_request
 from tokenmill.core.errors import ModelNotFoundError, OverloadedError, UnavailableError
-from tokenmill.operations.admission import ModelLoad, admit
+from tokenmill.operations.admission import ModelLoad, ModelSupply, admit
 from tokenmill.operations.config import OperationsConfig
 from tokenmill.operations.members import MemberState, MemberView
 
@@ -26,7 +26,7 @@ def member(state: MemberState = MemberState.READY, **changes: object) -> MemberV
 def try_admit(*members: MemberView, load: ModelLoad | None = None, draining: bool = False, **config: int) -> None:
     admit(
         make_request("r", num_tokens=10),
-        members,
+        ModelSupply.of(members),
         load or ModelLoad(),
         OperationsConfig(**config),  # type: ignore[arg-type]
         models=["m", "other"],

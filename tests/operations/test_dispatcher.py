@@ -26,7 +26,7 @@ from tokenmill.core.errors import (
 from tokenmill.core.request import FinishReason, Request, TokenDelta
 from tokenmill.core.wire import Unresponsive, decode_to_supervisor, encode
 from tokenmill.engine.config import EngineConfig
-from tokenmill.engine.runners.modelled import linear_step_s
+from tokenmill.engine.runners.step_times import LinearStepTime
 from tokenmill.engine.simulated import simulated_engine
 from tokenmill.operations.addresses import SUPERVISOR, worker_identity
 from tokenmill.operations.config import OperationsConfig
@@ -43,7 +43,7 @@ class ThreadWorker:
         self.lifeline = FakeLifeline(10**9)
         self.is_stopped = False
         self.lifeline.wants_stop = lambda: self.is_stopped
-        self.engine = simulated_engine(EngineConfig(), name="m", step_s=linear_step_s(step_s, 0.0))
+        self.engine = simulated_engine(EngineConfig(), name="m", step_time=LinearStepTime(step_s, 0.0))
         self.link = ZmqLink(endpoint, worker_identity(worker_id, incarnation))
         self.loop = WorkerLoop(
             self.engine,

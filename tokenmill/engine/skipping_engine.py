@@ -18,6 +18,7 @@ from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResu
 from tokenmill.cost.shares import row_weight
 from tokenmill.cost.steptime.shape import StepShape, StepTime
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.kvcache.manager import KVCacheManager
 from tokenmill.engine.purse import Purse
 from tokenmill.engine.sequence import Sequence
 from tokenmill.engine.skipping import SkippingScheduler
@@ -98,7 +99,17 @@ class SkippingEngine(Engine):
         """Seconds of steps so far whose deltas are still to come."""
         return self._purse.held_s
 
+    @property
+    def kv(self) -> KVCacheManager:
+        """To be looked at by checks."""
+        return self._scheduler.kv
+
     # -- a span --
+
+    @property
+    def span(self) -> Span | None:
+        """What is under way."""
+        return self._span
 
     def begin(self) -> Span | None:
         """Plan what comes next; None when there is nothing to do. The same until `step` has made it so."""

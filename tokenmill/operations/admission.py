@@ -22,33 +22,46 @@ class ModelLoad:
     num_pending_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSupply:
+    """The workers of one model: all of them, for what is said of them, and the ready ones' number and seats."""
+
+    members: tuple[MemberView, ...] = ()
+    num_ready: int = 0
+    num_seats: int = 0
+
+    @classmethod
+    def of(cls, members: Sequence[MemberView]) -> ModelSupply:
+        ready = [view for view in members if view.state is MemberState.READY]
+        return cls(tuple(members), len(ready), sum(view.card.max_num_seqs for view in ready if view.card))
+
+
 def admit(
     request: Request,
-    members: Sequence[MemberView],
+    supply: ModelSupply,
     load: ModelLoad,
     config: OperationsConfig,
     *,
     models: Iterable[str],
     is_draining: bool = False,
 ) -> None:
-    """Return when the request may enter; raise the typed error otherwise. `members`: the workers of its model."""
+    """Return when the request may enter; raise the typed error otherwise. `supply`: the workers of its model."""
     if is_draining:
         raise UnavailableError("the server is shutting down and takes no new requests: send it elsewhere or retry")
-    if not members:
+    if not supply.members:
         known = ", ".join(repr(model) for model in models) or "none yet"
         raise ModelNotFoundError(f"model {request.model!r} is not served here; served: {known}", param="model")
-    ready = [view for view in members if view.state is MemberState.READY]
-    if not ready:
-        states = ", ".join(f"{view.worker_id} {view.reason or view.state.value}" for view in members)
+    if not supply.num_ready:
+        states = ", ".join(f"{view.worker_id} {view.reason or view.state.value}" for view in supply.members)
         raise UnavailableError(f"no worker of model {request.model!r} is ready ({states}): retry shortly")
-    _check_queue(request, ready, load, config)
+    _check_queue(request, supply, load, config)
 
 
-def _check_queue(request: Request, ready: Sequence[MemberView], load: ModelLoad, config: OperationsConfig) -> None:
-    seats = sum(view.card.max_num_seqs for view in ready if view.card)
+def _check_queue(request: Request, supply: ModelSupply, load: ModelLoad, config: OperationsConfig) -> None:
+    seats = supply.num_seats
     if load.num_requests >= seats + config.max_queued_requests:
         raise OverloadedError(
-            f"model {request.model!r} has {load.num_requests} requests in flight; its {len(ready)} worker(s) run "
+            f"model {request.model!r} has {load.num_requests} requests in flight; its {supply.num_ready} worker(s) run "
             f"{seats} at once and {config.max_queued_requests} may wait: retry later or raise max_queued_requests"
         )
     num_tokens = len(request.prompt_token_ids)

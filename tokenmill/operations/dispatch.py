@@ -64,6 +64,7 @@ class DispatchCore:
         self._rate = rate
         self._last_tick_s: float | None = None
         self._stalled: set[str] = set()
+        self._calm_until_s: dict[str, float] = {}
 
     # -- consumers --
 
@@ -73,7 +74,7 @@ class DispatchCore:
             raise BadRequestError(f"request id {request.request_id!r} is in use: choose another", param="request_id")
         admit(
             request,
-            self.fleet.members(request.model),
+            self.fleet.supply(request.model),
             self.in_flight.load(request.model),
             self._config,
             models=self.fleet.models(),
@@ -85,7 +86,9 @@ class DispatchCore:
             request.request_id,
             request.model,
             tenant=request.tenant,
-            num_prompt_tokens=len(request.prompt_token_ids),
+            session=request.session_id,
+            parent_session=request.parent_session_id,
+            num_prompt_tokens=0 if request.choice_index else len(request.prompt_token_ids),
         )
         return self._place(flight, now_s)
 
@@ -134,6 +137,11 @@ class DispatchCore:
         self._log_stalls(now_s)
         return [*self._check_workers(now_s), *self._check_flights(now_s)]
 
+    def reprice(self, rate: DeviceRate) -> None:
+        """Time reported from now on costs this much per worker."""
+        self._rate = rate
+        self._ledger.reprice(rate)
+
     def health(self, now_s: float, failure: str | None = None) -> Health:
         return judge(self.fleet.members(), self._config, now_s, is_draining=self.is_draining, failure=failure)
 
@@ -151,7 +159,8 @@ class DispatchCore:
     def _hello(self, hello: Hello, now_s: float) -> list[Action]:
         if not self.fleet.hello(hello, now_s):
             return []
-        self._ledger.hello(hello.worker_id, hello.incarnation, hello.card.name, self._rate, hello.started_s)
+        rate = self._rate.gang(hello.num_ranks)
+        self._ledger.hello(hello.worker_id, hello.incarnation, hello.card.name, rate, hello.started_s)
         actions = self._evacuate(hello.worker_id, "was restarted", now_s)
         for flight in self.in_flight.waiting(hello.card.name):
             actions += self._place(flight, now_s)
@@ -245,10 +254,20 @@ class DispatchCore:
         return [Send(worker_id, view.incarnation, message)]
 
     def _candidates(self, model: str, now_s: float) -> FleetSnapshot:
-        """Ready workers; those that are stuck only when all are."""
+        """Ready workers; those that are stuck only when all are.
+
+        A worker gets stuck stall_timeout_s after its last progress: until the first of them can be, nobody looks.
+        """
         snapshot = self.fleet.ready(model)
+        if now_s < self._calm_until_s.get(model, 0.0):
+            return snapshot
         well = tuple(view for view in snapshot.members if not is_stalled(view, self._config, now_s))
-        return FleetSnapshot(model, snapshot.num_placed, well) if well else snapshot
+        if well and len(well) < len(snapshot.members):
+            return FleetSnapshot(model, snapshot.num_placed, well)
+        if well:
+            first_s = min((view.progress_s for view in well if view.num_in_flight), default=now_s)
+            self._calm_until_s[model] = first_s + self._config.stall_timeout_s
+        return snapshot
 
     def _choose(self, request: Request, snapshot: FleetSnapshot) -> str:
         """Ask the policy. It may be someone else's code: its failure costs this request, never the dispatcher."""
@@ -258,7 +277,9 @@ class DispatchCore:
         except Exception as error:
             _log.exception("router policy %s failed on request %s", name, request.request_id)
             raise InternalError(f"router policy {name} failed: {type(error).__name__}; see the server's log") from error
-        if all(view.worker_id != worker_id for view in snapshot.members):
+        chosen = self.fleet.get(worker_id)
+        is_ready = chosen is not None and chosen.state is MemberState.READY and chosen.model == snapshot.model
+        if not is_ready or (snapshot.order is None and chosen not in snapshot.members):
             possible = ", ".join(view.worker_id for view in snapshot.members)
             raise InternalError(f"router policy {name} chose worker {worker_id!r}; possible were {possible}")
         return worker_id

@@ -5,14 +5,15 @@ Pure: told what happened and when. Not responsible for requests (in_flight.py) o
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.wire import Hello, StepFrame, WorkerExited, WorkerStats
-from tokenmill.operations.members import FleetSnapshot, MemberState, MemberView
-
+from tokenmill.operations.admission import ModelSupply
+from tokenmill.operations.load_order import LoadOrder
+from tokenmill.operations.members import FleetSnapshot, MemberState, MemberView, load_rank
 
 _WORKING = (MemberState.READY, MemberState.DRAINING)
 #: An Introduce may be lost like anything else.
@@ -51,6 +52,8 @@ class Fleet:
         self._lives: dict[str, _Life] = {}
         self._num_placed: dict[str, int] = {}
         self._order: dict[str, list[str]] = {}
+        self._supplies: dict[str, ModelSupply] = {}
+        self._ready: dict[str, _Ready] = {}
         self._asked: dict[str, tuple[tuple[int, int] | None, float]] = {}
 
     # -- views --
@@ -73,8 +76,17 @@ class Fleet:
 
     def ready(self, model: str) -> FleetSnapshot:
         """What a router may choose from."""
-        ready = tuple(view for view in self.members(model) if view.state is MemberState.READY)
-        return FleetSnapshot(model, self._num_placed.get(model, 0), ready)
+        ready = self._ready.get(model)
+        if ready is None:
+            return FleetSnapshot(model, self._num_placed.get(model, 0), ())
+        return FleetSnapshot(model, self._num_placed.get(model, 0), tuple(ready.views), ready.order)
+
+    def supply(self, model: str) -> ModelSupply:
+        """What admission asks: made anew only when a worker's state has changed."""
+        supply = self._supplies.get(model)
+        if supply is None:
+            supply = self._supplies[model] = ModelSupply.of(self.members(model))
+        return supply
 
     def can_return(self, model: str) -> bool:
         """No worker may be ready now, but one is on its way."""
@@ -233,6 +245,12 @@ class Fleet:
         for view in self._views.values():
             assert view.num_in_flight >= 0 and view.num_pending_tokens >= 0, f"{view}"
             assert view.num_in_flight > 0 or view.num_pending_tokens == 0, f"{view}"
+        for model, ready in self._ready.items():
+            now = [view for view in self.members(model) if view.state is MemberState.READY]
+            assert ready.views == now, f"model {model}: the ready workers differ"
+            least = sorted(view.worker_id for view in ready.order.least())
+            lowest = min(map(load_rank, now), default=None)
+            assert least == [view.worker_id for view in now if load_rank(view) == lowest], f"model {model}: {least}"
 
     # -- inside --
 
@@ -257,9 +275,11 @@ class Fleet:
         before = self._views.get(view.worker_id)
         if before is not None and before.model != view.model:
             self._order[before.model].remove(view.worker_id)
+            self._supplies.pop(before.model, None)
+            self._note_ready(before.model, view.worker_id, None)
         if before is None or before.model != view.model:
             insort(self._order.setdefault(view.model, []), view.worker_id)
-        self._views[view.worker_id] = view
+        self._set(view)
         self._lives[view.worker_id] = _Life(session)
 
     def _lost(self, view: MemberView, reason: str, now_s: float, *, is_expected_back: bool = False) -> None:
@@ -282,4 +302,44 @@ class Fleet:
         return has_grown or any(delta.token_ids or delta.finish_reason for delta in frame.deltas)
 
     def _change(self, view: MemberView, **changes: object) -> None:
-        self._views[view.worker_id] = replace(view, **changes)  # type: ignore[arg-type]
+        self._set(replace(view, **changes))  # type: ignore[arg-type]
+
+    def _set(self, view: MemberView) -> None:
+        before = self._views.get(view.worker_id)
+        self._views[view.worker_id] = view
+        if before is None or before.state is not view.state or before.card is not view.card:
+            self._supplies.pop(view.model, None)
+        elif view.state is not MemberState.READY:
+            return
+        self._note_ready(view.model, view.worker_id, view if view.state is MemberState.READY else None)
+
+    def _note_ready(self, model: str, worker_id: str, view: MemberView | None) -> None:
+        ready = self._ready.get(model)
+        if ready is None:
+            ready = self._ready[model] = _Ready()
+        ready.note(worker_id, view)
+
+
+class _Ready:
+    """The ready workers of a model, in order of worker_id and in order of load."""
+
+    def __init__(self) -> None:
+        self.views: list[MemberView] = []
+        self.order = LoadOrder()
+        self._ids: list[str] = []
+
+    def note(self, worker_id: str, view: MemberView | None) -> None:
+        """Its view now; None: it is not ready."""
+        at = bisect_left(self._ids, worker_id)
+        is_in = at < len(self._ids) and self._ids[at] == worker_id
+        if view is None:
+            self.order.remove(worker_id)
+            if is_in:
+                del self._ids[at], self.views[at]
+            return
+        self.order.put(view)
+        if is_in:
+            self.views[at] = view
+        else:
+            self._ids.insert(at, worker_id)
+            self.views.insert(at, view)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.wire import WorkerStats
@@ -56,8 +57,30 @@ class FleetSnapshot:
     """What a router policy sees: the ready workers of one model, in order of worker_id.
 
     num_placed   requests of this model placed so far; lets a policy without memory take turns
+    order        finds the least loaded without looking at all; None: nobody keeps one
     """
 
     model: str
     num_placed: int
     members: tuple[MemberView, ...]
+    order: LeastFinder | None = field(default=None, compare=False, repr=False)
+
+    def least_loaded(self) -> list[MemberView]:
+        """The members tied for the lowest rank, in no order."""
+        if self.order is not None:
+            return self.order.least()
+        lowest = min(load_rank(member) for member in self.members)
+        return [member for member in self.members if load_rank(member) == lowest]
+
+
+class LeastFinder(Protocol):
+    def least(self) -> list[MemberView]: ...
+
+
+#: Requests per seat, so that a small worker beside a large one is not flooded; then prompt tokens still to compute.
+LoadRank = tuple[float, int]
+
+
+def load_rank(member: MemberView) -> LoadRank:
+    seats = member.card.max_num_seqs if member.card else 1
+    return (member.load / seats, member.num_pending_tokens)

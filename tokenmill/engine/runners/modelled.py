@@ -17,11 +17,6 @@ from tokenmill.engine.structured.sequence_grammar import SequenceGrammar
 from tokenmill.engine.structured.step_masks import too_costly
 
 
-def linear_step_s(fixed_s: float = 2e-3, per_token_s: float = 5e-5) -> Callable[[StepPlan], float]:
-    """Step time = fixed part + time per scheduled token."""
-    return lambda plan: fixed_s + per_token_s * plan.num_tokens
-
-
 class ModelledRunner:
     """
     vocab_size  counting wraps around at it

@@ -10,18 +10,15 @@ from tokenmill.operations.router.base import Placement
 
 
 class LeastLoaded:
-    """Requests per seat (max_num_seqs), so that a small worker beside a large one is not flooded."""
+    """The rank is members.load_rank; ties are broken by the seed."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self._seed = seed
 
     def choose(self, request: Request, snapshot: FleetSnapshot) -> Placement:
-        best = min(snapshot.members, key=lambda member: self._rank(request, member))
+        tied = snapshot.least_loaded()
+        best = tied[0] if len(tied) == 1 else min(tied, key=lambda member: self._draw(request, member))
         return Placement(best.worker_id, f"load {best.load}, {best.num_pending_tokens} prompt tokens pending")
-
-    def _rank(self, request: Request, member: MemberView) -> tuple[float, int, int]:
-        seats = member.card.max_num_seqs if member.card else 1
-        return (member.load / seats, member.num_pending_tokens, self._draw(request, member))
 
     def _draw(self, request: Request, member: MemberView) -> int:
         """A tie-break that depends on seed, request and worker only: equal workers share requests evenly."""

@@ -83,7 +83,7 @@ def _serve(
 def build_engine(args: WorkerArgs) -> EngineLike:
     """The engine of `--engine`; raises SetupError when it cannot be had. Torch is imported here and not before."""
     if args.engine == "modelled":
-        from tokenmill.engine.runners.modelled import linear_step_s
+        from tokenmill.engine.runners.step_times import LinearStepTime
         from tokenmill.engine.simulated import simulated_engine
 
         modelled = args.modelled_config
@@ -93,7 +93,7 @@ def build_engine(args: WorkerArgs) -> EngineLike:
             vocab_size=modelled.vocab_size,
             max_model_len=modelled.max_model_len,
             kv_tokens=modelled.kv_tokens,
-            step_s=linear_step_s(modelled.fixed_s, modelled.per_token_s),
+            step_time=LinearStepTime(modelled.fixed_s, modelled.per_token_s),
             tokenizer_path=args.model or None,
         )
     from tokenmill.engine.load import load_engine
