@@ -46,8 +46,11 @@ class SequencePlan:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
+    """keeps_drafts   False: drafts are not worth their price for now, and neither are their caches"""
+
     step_id: int
     sequences: tuple[SequencePlan, ...]
+    keeps_drafts: bool = True
 
     @property
     def num_tokens(self) -> int:

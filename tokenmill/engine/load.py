@@ -107,9 +107,8 @@ def _proposer(
     def load_draft(path: Path) -> LoadedModel:
         return load_model(path, dtype=loaded.dtype, deterministic=config.deterministic, backend=config.kernels)
 
-    return build_proposer(
-        BuildContext(config.speculative_config, loaded, groups, block_size, max_model_len, load_draft)
-    )
+    context = BuildContext(config.speculative_config, loaded, groups, block_size, max_model_len, load_draft)
+    return build_proposer(context)
 
 
 def thread_count(asked: int | None, *, num_cores: int, num_workers: int) -> int:

@@ -111,6 +111,7 @@ class Scheduler:
                 for s in self._running
                 if s.request_id in planned
             ),
+            keeps_drafts=self._depth is None or not self._depth.is_dormant,
         )
 
     def _plan_drafts(self, planned: dict[str, int], budget: int) -> dict[str, int]:

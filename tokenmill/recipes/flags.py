@@ -81,6 +81,11 @@ FLAGS: tuple[Flag, ...] = (
     _engine("grammar-backend", "What structured output is enforced with.", "NAME"),
     _engine("quantization", "Of weights, made on load: none, int8 or int4."),
     _engine("kernels", "auto, native (C) or cpu (torch)."),
+    _engine(
+        "speculative-config",
+        'Draft tokens and verify them: auto, or JSON such as {"method": "mtp", "num_speculative_tokens": 2}.',
+        "JSON",
+    ),
     _engine("num-threads", "Threads of one worker.", "N"),
     _engine("enable-prefix-caching", "Reuse KV of equal prefixes.", is_bool=True),
     _engine("enable-chunked-prefill", "Split long prompts over steps.", is_bool=True),

@@ -57,7 +57,8 @@ def parse_text(path: str, text: str) -> Any:
     """The value that `text` means for the field at `path`: 8k for a count, 30s for a `_s`, 2GiB for a `_bytes`."""
     kind = _field_types(path)
     name = path.rpartition(".")[2]
-    if text.lower() in ("none", "null", "auto") and type(None) in kind:
+    has_parts = any(issubclass(one, BaseModel) for one in kind)
+    if type(None) in kind and text.lower() in (("none", "null") if has_parts else ("none", "null", "auto")):
         return None
     if kind & {int, float} and name.endswith("_s"):
         return parse_seconds(text)

@@ -64,7 +64,9 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        if self._speculator is None:
+        if self._speculator is None or not plan.keeps_drafts:
+            if self._speculator is not None:
+                self._speculator.lapse(plan)
             return StepResult(self._run(plan, [NO_PROPOSAL] * len(plan.sequences)))
         drafted, proposals = self._speculator.propose(plan, self._states)
         return self._speculator.observe(drafted, self._run(drafted, proposals), self._states)
@@ -76,7 +78,7 @@ class TorchRunner:
             [proposals[b].token_ids for b in sampling],
         )
         batch = self._build_batch(plan, proposals)
-        hidden = self._forward(batch)
+        hidden = self._forward(batch, is_shown=plan.keeps_drafts)
         for planned, start in zip(plan.sequences, batch.cu_seqlens, strict=False):
             self._collect_prompt_logprobs(planned, hidden[start : start + planned.num_scheduled_tokens])
         drawn = dict(zip(sampling, self._draw(plan, proposals, batch, hidden, sampling, masks), strict=True))
@@ -84,8 +86,8 @@ class TorchRunner:
         self._model.commit(batch, self._caches, [got.num_accepted_tokens for got in results])
         return results
 
-    def _forward(self, batch: ForwardBatch) -> Tensor:
-        if self._speculator is None:
+    def _forward(self, batch: ForwardBatch, *, is_shown: bool) -> Tensor:
+        if self._speculator is None or not is_shown:
             return self._model.forward(batch, self._caches)
         seen = None
         if self._speculator.features is None:

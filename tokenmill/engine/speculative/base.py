@@ -124,6 +124,10 @@ class Proposer(Protocol):
         (preempted, or a prefix hit) is seen from a lower or higher position than before."""
         ...
 
+    def lapse(self, request_id: str) -> None:
+        """The sequence goes on in a step that is not shown: rows from here on do not exist."""
+        ...
+
     def rows_from(self, request_id: str) -> int | None:
         """See core/step.SequenceResult.draft_rows_from; None also where a proposer keeps no rows."""
         ...

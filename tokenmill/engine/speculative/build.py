@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenmill.core.cache_groups import CacheGroup
 from tokenmill.core.errors import ConfigError
 from tokenmill.engine.speculative.base import PROPOSERS, Proposer
+from tokenmill.engine.speculative.chain import ChainProposer
 from tokenmill.engine.speculative.config import SpeculativeConfig
 from tokenmill.models.registry import LoadedModel
 
@@ -50,16 +51,16 @@ class BuildContext:
 
 def build_proposer(context: BuildContext) -> Proposer:
     """ConfigError, or CheckpointError of a draft's files, where the method cannot serve this target."""
-    config = context.config
-    method: str | None = config.method
-    if method == "auto":
-        method = _model_method(context)
-    if method is None:
-        return PROPOSERS.load("ngram")(context)
+    method = context.config.method
+    if method != "auto":
+        return _load(method, context)
+    ngram, drafter = _load("ngram", replace(context, config=context.config.without_model)), _model_method(context)
+    return ngram if drafter is None else ChainProposer(ngram, _load(drafter, context))
+
+
+def _load(method: str, context: BuildContext) -> Proposer:
     proposer: Proposer = PROPOSERS.load(method)(context)
-    if config.method != "auto":
-        return proposer
-    raise NotImplementedError
+    return proposer
 
 
 def _model_method(context: BuildContext) -> str | None:

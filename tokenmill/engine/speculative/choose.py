@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenmill.core.errors import ConfigError
 from tokenmill.engine.speculative.config import SpeculativeConfig
 from tokenmill.engine.speculative.depth import DepthPolicy, FixedDepth
+from tokenmill.engine.speculative.pricing import PricedDepth
 
 #: Architectures with MTP blocks of their own.
 _WITH_MTP = ("DeepseekV4ForCausalLM",)
@@ -33,4 +34,4 @@ def target_extras(config: SpeculativeConfig | None, model_path: Path) -> dict[st
 def depth_policy(config: SpeculativeConfig | None) -> DepthPolicy | None:
     if config is None:
         return None
-    return FixedDepth(config.num_drafts)
+    return PricedDepth(config.num_drafts) if config.adaptive else FixedDepth(config.num_drafts)

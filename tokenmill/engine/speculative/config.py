@@ -39,6 +39,8 @@ class SpeculativeConfig(FrozenConfig):
     @classmethod
     def _aliases(cls, data: Any) -> Any:
         """vLLM's names of the same methods."""
+        if isinstance(data, str):
+            data = {"method": data}
         if isinstance(data, dict) and data.get("method") in _ALIASES:
             return {**data, "method": _ALIASES[data["method"]]}
         return data
@@ -50,6 +52,10 @@ class SpeculativeConfig(FrozenConfig):
                 f"prompt_lookup_min={self.prompt_lookup_min} exceeds prompt_lookup_max={self.prompt_lookup_max}"
             )
         return self
+
+    @property
+    def without_model(self) -> SpeculativeConfig:
+        return self.model_copy(update={"model": None})
 
     @property
     def num_drafts(self) -> int:

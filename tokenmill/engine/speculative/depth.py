@@ -28,6 +28,7 @@ class StepCost:
     num_decoding     sequences that were decoding; num_other_rows: rows of prompts
     num_wishes       sequences that drafts were wanted for
     depth            most drafts wanted for one of them
+    is_kept          the proposer's caches were kept up to date
     verify_s, draft_s  seconds of everything but drafting, and of drafting
     """
 
@@ -36,6 +37,7 @@ class StepCost:
     num_other_rows: int
     num_wishes: int
     depth: int
+    is_kept: bool
     verify_s: float
     draft_s: float
 
@@ -49,13 +51,20 @@ class StepCost:
             num_other_rows=sum(n for n, is_decoding in zip(rows, decoding, strict=True) if not is_decoding),
             num_wishes=sum(s.num_draft_tokens > 0 for s in plan.sequences),
             depth=max((s.num_draft_tokens for s in plan.sequences), default=0),
+            is_kept=plan.keeps_drafts,
             verify_s=seconds - result.draft_s,
             draft_s=result.draft_s,
         )
 
 
 class DepthPolicy(Protocol):
-    """Its only writer is the scheduler."""
+    """Its only writer is the scheduler.
+
+    is_dormant  nothing is planned for a while: proposers may let their caches lapse
+    """
+
+    @property
+    def is_dormant(self) -> bool: ...
 
     def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
         """Drafts per candidate, 0 .. its limit, for a step with `num_other_rows` more rows."""
@@ -74,6 +83,8 @@ class DepthPolicy(Protocol):
 
 class FixedDepth:
     """Always as many as asked for: `adaptive: false`."""
+
+    is_dormant = False
 
     def __init__(self, num_drafts: int) -> None:
         self._num_drafts = num_drafts

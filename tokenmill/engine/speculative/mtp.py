@@ -137,6 +137,10 @@ class MtpProposer:
         )
         return self._model.mtp_forward(batch, self._caches, streams, batch.token_ids)
 
+    def lapse(self, request_id: str) -> None:
+        self._tracks.lapse(request_id)
+        self._streams.pop(request_id, None)
+
     def rows_from(self, request_id: str) -> int | None:
         return self._tracks.rows_from(request_id)
 

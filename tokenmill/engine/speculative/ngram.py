@@ -24,6 +24,7 @@ _SessionKey = tuple[str | None, str | None, str]
 
 def build(context: BuildContext) -> NgramProposer:
     config = context.config
+    context.refuse_model("ngram")
     return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
 
 
@@ -67,6 +68,9 @@ class NgramProposer:
 
     def observe(self, step: ObservedStep) -> None:
         """Nothing: tokens are read when drafts are wanted."""
+
+    def lapse(self, request_id: str) -> None:
+        pass
 
     def rows_from(self, request_id: str) -> int | None:
         return None

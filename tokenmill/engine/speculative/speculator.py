@@ -67,6 +67,11 @@ class Speculator:
         self._draft_s += self._now() - start_s
         return plan, proposals
 
+    def lapse(self, plan: StepPlan) -> None:
+        """This step will neither propose nor show anything."""
+        for planned in plan.sequences:
+            self.proposer.lapse(planned.request_id)
+
     def see(self, batch: ForwardBatch, features: Tensor | None) -> None:
         """The target has computed this batch."""
         self._batch, self._seen = batch, features

@@ -17,6 +17,7 @@ class Track:
 
     begin: int
     end: int
+    has_lapsed: bool = False
 
 
 class Tracks:
@@ -40,7 +41,9 @@ class Tracks:
         """
         present = table.first_block * self._block_size
         track = self._by_id.get(request_id)
-        if track is None or track.end != start:  # new, or starting over: what its blocks hold came with a prefix hit
+        if track is not None and track.has_lapsed:  # blocks hold rows only from the next boundary on
+            track = self._by_id[request_id] = Track(-(-start // self._block_size) * self._block_size, start)
+        elif track is None or track.end != start:  # new, or starting over: what its blocks hold came with a prefix hit
             track = self._by_id[request_id] = Track(min(present, start), start)
         track.begin = max(track.begin, present)
         if track.begin >= start and self._window is not None:
@@ -55,9 +58,12 @@ class Tracks:
         skip = 0 if track is None else max(0, track.begin // self._block_size - table.first_block)
         return BlockTable(table.first_block + skip, table.block_ids[skip:])
 
+    def lapse(self, request_id: str) -> None:
+        self._by_id[request_id] = Track(0, 0, has_lapsed=True)
+
     def rows_from(self, request_id: str) -> int | None:
         track = self._by_id.get(request_id)
-        return None if track is None else track.begin
+        return None if track is None or track.has_lapsed else track.begin
 
     def forget(self, request_id: str) -> None:
         self._by_id.pop(request_id, None)

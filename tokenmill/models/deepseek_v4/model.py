@@ -83,9 +83,7 @@ class V4Base:
         stored = work.WeightBytes(experts=size, linears=size, other=size)
         return work.step_work(self.config, self.formats, query_lens, context_lens, stored)
 
-    def forward_with_features(
-        self, batch: ForwardBatch, caches: Caches, features: Features
-    ) -> tuple[Tensor, Tensor]:
+    def forward_with_features(self, batch: ForwardBatch, caches: Caches, features: Features) -> tuple[Tensor, Tensor]:
         """See base.ShowingModel. The output of a layer is the mean of its streams [T, C]."""
         trace = None if features.are_streams else Trace()
         streams = self.forward_streams(batch, caches, trace)
