@@ -40,6 +40,7 @@ class WorkDescription:
     kv_bytes_per_token      a sequence's growth per token; kv_bytes_constant: windows and states
     kv_shards               over how many ranks of tensor parallelism the cache can be split (latent caches: 1)
     draft_params            active weights of one drafted token (MTP block and head); 0: no drafts
+    ops_per_layer           operations that a well-fused engine launches per layer: each has a fixed time
     """
 
     name: str
@@ -65,6 +66,7 @@ class WorkDescription:
     attention_dtype: str = "bf16"
     draft_params: float = 0.0
     draft_bytes: float = 0.0
+    ops_per_layer: float = 9.0
     max_model_len: int = 131072
 
     @property

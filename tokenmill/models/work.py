@@ -112,5 +112,6 @@ def describe(config: LlamaConfig, precision: str = "bf16", *, name: str = "llama
         kv_shards=config.num_kv_heads,
         dense_dtype=dtype,
         expert_dtype=dtype,
+        ops_per_layer=9,  # norm, qkv, rope and write, attention, o, norm, gate and up, activation, down
         max_model_len=config.max_model_len,
     )

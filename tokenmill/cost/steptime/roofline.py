@@ -1,18 +1,20 @@
 """Step time from work, device and layout: the slower of compute and memory per part, plus communication and overhead.
 
 Formulas per step, for one worker of n devices (T rows, all sequences; q rows of a sequence that verifies drafts):
-    experts   max(bytes x hit(T) / n / bandwidth, 2 x active x T / n / flops)    hit(T) = 1 - (1 - k/E)^T
+    experts   max(bytes x hit(T) / n / bandwidth, 2 x active x T / n / flops)    hit(T) = 1 - (1 - k/E)^T; where experts
+              live on single devices the fullest one is waited for: hit + sqrt(2 ln n x hit (1 - hit) n / E), at most 1
     dense     max(bytes / (n with tensor parallelism, else 1) / bandwidth, 2 x dense x T / n / flops)
     cache     max(read bytes of the sequences of a device / bandwidth, attention flops / n / flops)
-    exchange  expert parallelism: rows x hidden x 3 bytes to each other rank a token visits (1 out in FP8, 2 back in
-              bf16); tensor parallelism: two all-reduces per layer; over the network outside the scale-up domain
-    fixed     layers x time per layer, hops of collectives, time per step
+    exchange  attention by data: rows x hidden x 3 bytes to each other rank a token visits (1 out in FP8, 2 back in
+              bf16); attention by tensor: two all-reduces per layer; over the network outside the scale-up domain
+    fixed     layers x launches x time of one, hops of collectives, time per step
 Everything is precomputed at construction; a step is a handful of float operations. Pure. Not responsible for: memory
 (parallel), how requests queue (serving).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tokenmill.core.errors import ConfigError
@@ -23,8 +25,8 @@ from tokenmill.cost.steptime.shape import Prediction, StepShape
 from tokenmill.infra.device_spec import DeviceSpec
 
 _DISPATCH_BYTES, _COMBINE_BYTES, _REDUCE_BYTES = 1.0, 2.0, 2.0
-#: Products in a dtype that a device lacks run in the next wider one.
-_WIDER = {"fp4": "fp8", "fp8": "bf16"}
+#: Products with weights in a dtype that a device has no units for are expanded on the way and run in bf16.
+_WIDER = {"fp4": "bf16", "fp8": "bf16"}
 
 
 def peak_flops(spec: DeviceSpec, dtype: str) -> float:
@@ -71,19 +73,25 @@ class RooflineStepTime:
         self.efficiency = efficiency or default_efficiency(spec)
         self._rates = _rates(work, spec, self.parallel, self.efficiency)
         self._miss = 1.0 - work.experts_per_token / work.num_experts if work.num_experts else 1.0
+        self._spread = _spread(work, self.parallel)
         self._prefill_keys = tuple(_in_prefill(key) for key in work.keys)
 
     def step_s(self, shape: StepShape) -> float:
         rates, rows = self._rates, shape.num_tokens
         if rows == 0:
             return 0.0
-        experts = max(rates.expert_s_per_hit * (1.0 - self._miss**rows), rates.expert_s_per_row * rows)
+        experts = max(rates.expert_s_per_hit * self._hit(rows), rates.expert_s_per_row * rows)
         dense = max(rates.dense_s, rates.dense_s_per_row * rows)
         head = max(rates.head_s, rates.head_s_per_row * (shape.num_sampled + shape.num_draft_tokens))
         total = experts + dense + head + self._cache_s(shape) + self._exchange_s(rows) + rates.fixed_s
         if shape.num_draft_tokens:
             total += self._draft_s(shape, total)
         return total
+
+    def _hit(self, rows: float) -> float:
+        """Share of the experts of the fullest device that some row visits (binomial, extreme of n devices)."""
+        hit = 1.0 - self._miss**rows
+        return min(1.0, hit + self._spread * math.sqrt(hit * (1.0 - hit))) if self._spread else hit
 
     def _cache_s(self, shape: StepShape) -> float:
         """Chunks attend at the mean context of their rows and read their cache once, at about its full length."""
@@ -128,7 +136,7 @@ class RooflineStepTime:
         if rows == 0:
             return {}
         parts = {
-            "experts": max(rates.expert_s_per_hit * (1.0 - self._miss**rows), rates.expert_s_per_row * rows),
+            "experts": max(rates.expert_s_per_hit * self._hit(rows), rates.expert_s_per_row * rows),
             "dense": max(rates.dense_s, rates.dense_s_per_row * rows),
             "head": max(rates.head_s, rates.head_s_per_row * (shape.num_sampled + shape.num_draft_tokens)),
             "cache": self._cache_s(shape),
@@ -138,6 +146,12 @@ class RooflineStepTime:
         if shape.num_draft_tokens:
             parts["drafts"] = self._draft_s(shape, sum(parts.values()))
         return parts
+
+
+def _spread(work: WorkDescription, parallel: Parallel) -> float:
+    if not (parallel.is_expert_split and work.num_experts and parallel.num_devices > 1):
+        return 0.0
+    return math.sqrt(2.0 * math.log(parallel.num_devices) * parallel.num_devices / work.num_experts)
 
 
 def _in_prefill(key: KeyRead) -> KeyRead:
@@ -164,35 +178,32 @@ def _rates(work: WorkDescription, spec: DeviceSpec, parallel: Parallel, eff: Eff
         cache_s_per_byte=1.0 / cache_devices / (eff.memory * bandwidth),
         attention_s_per_flop=1.0 / n / (eff.compute * peak_flops(spec, work.attention_dtype)),
         exchange_s_per_row=(1.0 - eff.overlap) * _exchange_s_per_row(work, spec, parallel, eff),
-        fixed_s=eff.step_s + work.num_layers * eff.layer_s + _hops(work, parallel) * eff.hop_s,
+        fixed_s=eff.step_s + work.num_layers * work.ops_per_layer * eff.op_s + _hop_s(work, parallel, eff),
         draft_s_per_step=0.0 if not work.draft_params else work.head_bytes / copies / (eff.memory * bandwidth),
     )
 
 
-def _hops(work: WorkDescription, parallel: Parallel) -> int:
-    """Collectives of a step: two per layer, whether all-reduces or dispatch and combine."""
-    return 2 * work.num_layers if parallel.num_devices > 1 else 0
+def _hop_s(work: WorkDescription, parallel: Parallel, eff: Efficiency) -> float:
+    """Two collectives per layer. With split attention every device has all rows: all-reduces; else rows travel."""
+    if parallel.num_devices == 1:
+        return 0.0
+    if parallel.is_attention_split:
+        return 2 * work.num_layers * eff.hop_s
+    return 2 * work.num_moe_layers * eff.exchange_hop_s
 
 
 def _exchange_s_per_row(work: WorkDescription, spec: DeviceSpec, parallel: Parallel, eff: Efficiency) -> float:
-    """Seconds that one row of the worker's batch spends on links, per device that sends in parallel."""
+    """Seconds that one row of the worker's batch spends on links; devices send at the same time."""
     n = parallel.num_devices
     if n == 1:
         return 0.0
     inside = min(n, spec.domain_size)
-    row = work.hidden_size
-    reduced = spent = 0.0
     if parallel.is_attention_split:
-        reduced += work.num_layers
-    if parallel.is_expert_split:
-        visited = n * (1.0 - (1.0 - 1.0 / n) ** work.experts_per_token) if work.experts_per_token else 0.0
-        sent = work.num_moe_layers * row * visited * (_DISPATCH_BYTES + _COMBINE_BYTES) / n
-        spent += _link_s(sent * (inside - 1) / n, sent * (n - inside) / n, spec, eff)
-        reduced += work.num_layers - work.num_moe_layers if parallel.is_attention_split else 0
-    else:
-        reduced += work.num_layers
-    ring = 2.0 * (n - 1) / n * reduced * row * _REDUCE_BYTES
-    return spent + (_link_s(ring, 0.0, spec, eff) if inside == n else _link_s(0.0, ring, spec, eff))
+        reduced = 2 * work.num_layers * 2.0 * (n - 1) / n * work.hidden_size * _REDUCE_BYTES
+        return _link_s(reduced, 0.0, spec, eff) if inside == n else _link_s(0.0, reduced, spec, eff)
+    visited = n * (1.0 - (1.0 - 1.0 / n) ** work.experts_per_token)
+    sent = work.num_moe_layers * work.hidden_size * visited * (_DISPATCH_BYTES + _COMBINE_BYTES) / n
+    return _link_s(sent * (inside - 1) / n, sent * (n - inside) / n, spec, eff)
 
 
 def _link_s(inside_bytes: float, outside_bytes: float, spec: DeviceSpec, eff: Efficiency) -> float:

@@ -15,6 +15,11 @@ _Q_RANK, _KV_RANK, _NOPE, _ROPE, _V = 1536, 512, 128, 64, 128
 _EXPERTS, _PER_TOKEN, _F, _DENSE_F = 256, 8, 2048, 18432
 _INDEX_HEADS, _INDEX_DIM, _INDEX_TOPK = 64, 128, 2048
 
+#: Launches of a layer. Attention: norm, a-projections, norms, q_b, absorb, rope and write, attention, un-absorb, o;
+#: experts: norm, gate, top-k, permute, two products, activation, combine; shared expert: two products, activation;
+#: four quantisations of activations. Indexer: two projections, rope with quantisation, scores, top-k.
+_OPS, _INDEX_OPS = 24, 5
+
 #: Bytes per token and layer: (kv entry, indexer key).
 CACHE_BYTES = {"bf16": (2 * (_KV_RANK + _ROPE), 2 * _INDEX_DIM), "fp8_e4m3": (656, 132)}
 
@@ -109,6 +114,7 @@ def describe(precision: str = "fp8", *, name: str = "deepseek-v3.2") -> WorkDesc
         expert_dtype=precision,
         draft_params=mtp_parameters(active=True).total,
         draft_bytes=stored.of(mtp_parameters()),
+        ops_per_layer=_OPS + (_INDEX_OPS if has_indexer else 0),
         max_model_len=163840,
     )
 

@@ -65,7 +65,7 @@ class Attention:
         self._wq_b = kernels.linear(weights.wq_b)
         self._wo_a = weights.wo_a
         self._wo_b = kernels.linear(weights.wo_b)
-        self._q_norm, self._kv_norm, self._sink = weights.q_norm, weights.kv_norm, weights.sink
+        self._q_norm, self._kv_norm, self.sink = weights.q_norm, weights.kv_norm, weights.sink
 
     def project(self, x: Tensor, rotation: Rotation) -> Queries:
         """x [T, C] float32, normalised."""
@@ -98,8 +98,8 @@ class Attention:
                 assert compressed is not None
                 more, more_valid = compressed.fetch(rows, width)
                 keys, is_valid = torch.cat((keys, more), dim=1), torch.cat((is_valid, more_valid), dim=1)
-            out[rows] = sparse_attention(queries.q[rows], keys, is_valid, self._sink, scale)
-        return self._project_out(turn(out, rotation.inverse()))
+            out[rows] = sparse_attention(queries.q[rows], keys, is_valid, self.sink, scale)
+        return self.project_out(turn(out, rotation.inverse()))
 
     def _pieces(self, window: WindowIndex, compressed: CompressedRows | None) -> list[tuple[int, Tensor]]:
         """Rows that attend to equally many padded keys, cut so that what they gather stays bounded."""
@@ -111,7 +111,7 @@ class Attention:
             for piece in rows.split(max(1, _MAX_GATHERED // ((num_window + width) * self._config.head_dim)))
         ]
 
-    def _project_out(self, heads: Tensor) -> Tensor:
+    def project_out(self, heads: Tensor) -> Tensor:
         """[T, H, D] -> [T, C]: per group of heads to o_lora_rank channels, then all groups together."""
         grouped = heads.flatten(1).unflatten(-1, (self._config.o_groups, -1))
         latent = grouped_linear(grouped, self._wo_a)

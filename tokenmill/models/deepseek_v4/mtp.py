@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.kernels.select import Kernels
-from tokenmill.models.deepseek_v4.block import Block, Collapse
+from tokenmill.models.deepseek_v4.block import REFERENCE_OPS, Block, BlockOps, Collapse
 from tokenmill.models.deepseek_v4.config import DeepseekV4Config
 from tokenmill.models.deepseek_v4.groups import CacheFormats
 from tokenmill.models.deepseek_v4.step import Rotation
@@ -25,12 +25,13 @@ class Mtp:
         kernels: Kernels,
         formats: CacheFormats,
         dtype: torch.dtype,
+        ops: BlockOps = REFERENCE_OPS,
     ) -> None:
         self._config, self._kernels, self._dtype = config, kernels, dtype
         self._e_proj, self._h_proj = kernels.linear(weights.e_proj), kernels.linear(weights.h_proj)
         self._enorm, self._hnorm = weights.enorm, weights.hnorm
-        self._block = Block(config, weights.block, kernels, formats, dtype)
-        self.collapse = Collapse(config, weights.collapse, kernels)
+        self.block = Block(config, weights.block, kernels, formats, dtype, ops)
+        self.collapse = Collapse(config, weights.collapse, kernels, ops)
 
     def forward(
         self,
@@ -45,15 +46,18 @@ class Mtp:
 
         rotation is that of sliding layers at t. The rows of `cache` at these positions are written.
         """
-        eps = self._config.rms_norm_eps
-        e = self._e_proj(self._kernels.rms_norm(embedded.float(), self._enorm, eps).to(self._dtype)).float()
-        h = self._kernels.rms_norm(streams, self._hnorm, eps).to(self._dtype)
-        h = self._h_proj(h.flatten(0, 1)).float().view_as(streams)
-
         def attend(x: Tensor) -> Tensor:
-            attention = self._block.attention
+            attention = self.block.attention
             queries = attention.project(x, rotation)
             attention.write_window(queries, window, cache)
             return attention.attend(queries, rotation, window, cache, None)
 
-        return self._block(h + e.unsqueeze(1), next_ids, attend)
+        return self.block(self.combine(streams, embedded), next_ids, attend)
+
+    def combine(self, streams: Tensor, embedded: Tensor) -> Tensor:
+        """What the block takes: both parts normalised and projected, the token's added to every stream."""
+        eps = self._config.rms_norm_eps
+        e = self._e_proj(self._kernels.rms_norm(embedded.float(), self._enorm, eps).to(self._dtype)).float()
+        h = self._kernels.rms_norm(streams, self._hnorm, eps).to(self._dtype)
+        h = self._h_proj(h.flatten(0, 1)).float().view_as(streams)
+        return h + e.unsqueeze(1)

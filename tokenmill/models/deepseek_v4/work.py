@@ -211,7 +211,7 @@ def kinds(config: DeepseekV4Config) -> dict[str, int]:
 
 # -- for pricing --
 
-#: Stored bytes by precision. The released experts are FP4 already; fp8 computes with them in FP8.
+#: Stored bytes by precision. The released experts are FP4 already: fp8 is the released checkpoint, too.
 _STORED = {
     "fp4": RELEASED,
     "fp8": RELEASED,
@@ -255,11 +255,21 @@ def describe(
         expert_params=3 * config.hidden_size * config.moe_intermediate_size,
         expert_bytes=stored.experts * whole.experts,
         dense_dtype="bf16" if wide else "fp8",
-        expert_dtype={"fp8_experts": "fp8", "nvfp4": "fp4"}.get(precision, precision),
+        expert_dtype={"fp8_experts": "fp8", "nvfp4": "fp4", "fp8": "fp4"}.get(precision, precision),
         draft_params=num_mtp * mtp_parameters(config, active=True).total,
         draft_bytes=num_mtp * stored.of(mtp_parameters(config)),
+        ops_per_layer=_ops_per_layer(config),
         max_model_len=config.max_position_embeddings,
     )
+
+
+def _ops_per_layer(config: DeepseekV4Config) -> float:
+    """As in DeepSeek V3 (24), the output in two products (1), hyper-connections twice (projection, Sinkhorn, pre, post),
+    a compressor (projection, pooling, norm with write), and in CSA layers an indexer with one of its own (8).
+    """
+    compressed = sum(1 for ratio in config.compress_ratios if ratio) / config.num_hidden_layers
+    indexed = len(config.layers_of(AttentionKind.CSA)) / config.num_hidden_layers
+    return 24 + 1 + 8 + 3 * compressed + 8 * indexed
 
 
 def _key_reads(config: DeepseekV4Config, formats: CacheFormats) -> tuple[KeyRead, ...]:

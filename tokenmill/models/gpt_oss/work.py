@@ -53,5 +53,6 @@ def describe(precision: str = "fp4", *, name: str = "gpt-oss-120b") -> WorkDescr
         expert_bytes=per_expert * _LAYERS * _EXPERTS * expert_params(),
         dense_dtype="bf16",
         expert_dtype=precision,
+        ops_per_layer=12,  # norm, qkv, rope and write, attention, o, norm, gate, top-k, permute, two products, combine
         max_model_len=131072,
     )
