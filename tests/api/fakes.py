@@ -110,6 +110,8 @@ class FakeDispatcher:
             request.request_id,
             request.model,
             tenant=request.tenant,
+            session=request.session_id,
+            parent_session=request.parent_session_id,
             num_prompt_tokens=0 if request.choice_index else len(request.prompt_token_ids),
         )
         self.running.add(request.request_id)
@@ -171,6 +173,7 @@ class FakeDispatcher:
                 finish_reason=reason,
                 stop_token_id=stop_id,
                 num_cached_tokens=hits if is_first else None,
+                num_prefill_tokens=len(request.prompt_token_ids) - hits if is_first else 0,
                 queue_s=0.002 if is_first else None,
                 seconds=STEP_S,
             )

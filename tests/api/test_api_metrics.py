@@ -138,7 +138,7 @@ def test_counters_reconcile(busy: LiveServer) -> None:
     assert total(samples, f"{names.INTER_TOKEN_LATENCY.name}_count") == 6 * 8
     assert total(samples, f"{names.REQUEST_GENERATION_TOKENS.name}_sum") == 54
     usd = sum(usage["cost"]["usd"] for usage in usages)
-    charged_s = total(samples, names.DEVICE_SECONDS.name, kind="charged")
+    charged_s = total(samples, names.DEVICE_SECONDS.name, kind="decode")
     assert charged_s == pytest.approx(usd * 3600 / RATE.usd_per_hour) == pytest.approx(0.054)
     kinds_s = total(samples, names.DEVICE_SECONDS.name)
     assert total(samples, names.COST_USD.name) == pytest.approx(kinds_s * RATE.usd_per_hour / 3600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,6 @@ class Teller:
         self.incarnation = incarnation
         self.started_s = self.until_s = started_s
         self.steps = 0
-        self.prompt_tokens = 0
 
     def frame(
         self,
@@ -31,16 +31,23 @@ class Teller:
         joules: float | None = None,
         cached: int | None = None,
         prompt_tokens: int = 0,
+        **parts: Any,
     ) -> StepFrame:
-        """`charges`: request -> seconds; each of them gets `tokens` new tokens."""
+        """`charges`: request -> seconds; each of them gets `tokens` new tokens. `parts`: more of its delta."""
         deltas = tuple(
-            TokenDelta(request_id=r, token_ids=tuple(range(tokens)), seconds=s, num_cached_tokens=cached)
+            TokenDelta(
+                request_id=r,
+                token_ids=tuple(range(tokens)),
+                seconds=s,
+                num_cached_tokens=cached,
+                num_prefill_tokens=prompt_tokens,
+                **parts,
+            )
             for r, s in (charges or {}).items()
         )
         busy_s = sum(d.seconds for d in deltas) + unattributed_s
         self.until_s += busy_s + idle_s + startup_s
         self.steps += bool(deltas)
-        self.prompt_tokens += prompt_tokens
         return StepFrame(
             worker_id=self.worker_id,
             incarnation=self.incarnation,
@@ -51,7 +58,7 @@ class Teller:
             unattributed_s=unattributed_s,
             joules=joules,
             deltas=deltas,
-            stats=WorkerStats(steps_total=self.steps, prompt_tokens_total=self.prompt_tokens),
+            stats=WorkerStats(steps_total=self.steps),
         )
 
 

@@ -9,15 +9,17 @@ import msgspec
 import pytest
 
 from tokenmill.core.slo import SLO
+from tokenmill.cost.cells import OTHER_SESSIONS, OTHER_TENANTS, CellBook, Owner
 from tokenmill.cost.ledger import Ledger
 from tokenmill.cost.rates import DeviceRate
-from tokenmill.cost.requests import OTHER_TENANTS, Outcome
-from tokenmill.cost.totals import NOTHING, TimeKind, window
+from tokenmill.cost.requests import Outcome
+from tokenmill.cost.shares import StepSpans
+from tokenmill.cost.totals import NOTHING, Line, Totals, window
 from tokenmill.infra.meter import EnergySource
 
 #: One dollar and 50 J per second: dollars are seconds.
 RATE = DeviceRate(usd_per_hour=3600.0, watts=50.0)
-K = TimeKind
+K = Line
 
 
 @pytest.fixture
@@ -32,8 +34,8 @@ def worker(ledger: Ledger, teller: Callable[..., Any]) -> Any:
     return teller()
 
 
-def seconds(ledger: Ledger, model: str | None = None) -> dict[TimeKind, float]:
-    return {kind: amount.seconds for kind, amount in ledger.totals(model).time.items() if amount.seconds}
+def seconds(ledger: Ledger, model: str | None = None) -> dict[Line, float]:
+    return {kind: amount.seconds for kind, amount in ledger.totals(model).lines.items() if amount.seconds}
 
 
 def assert_balanced(ledger: Ledger, now_s: float) -> None:
@@ -49,7 +51,7 @@ def test_every_second_has_a_kind(ledger: Ledger, worker: Any) -> None:
     ledger.step(worker.frame(startup_s=2.0))
     ledger.step(worker.frame({"a": 0.5, "b": 0.25}, unattributed_s=0.125))
     ledger.step(worker.frame(idle_s=4.0))
-    assert seconds(ledger) == {K.STARTUP: 2.0, K.CHARGED: 0.75, K.UNATTRIBUTED: 0.125, K.IDLE: 4.0}
+    assert seconds(ledger) == {K.STARTUP: 2.0, K.DECODE: 0.75, K.UNATTRIBUTED: 0.125, K.IDLE: 4.0}
     assert ledger.totals().whole.seconds == worker.until_s
     assert ledger.totals().whole.usd == pytest.approx(worker.until_s)
     assert_balanced(ledger, worker.until_s)
@@ -65,7 +67,7 @@ def test_unreported_time_is_not_due_yet(ledger: Ledger, worker: Any) -> None:
 def test_a_crash_loses_what_was_not_reported(ledger: Ledger, worker: Any) -> None:
     ledger.step(worker.frame({"a": 1.0}))
     ledger.exited("w", 0, 3.5)
-    assert seconds(ledger) == {K.CHARGED: 1.0, K.LOST: 2.5}
+    assert seconds(ledger) == {K.DECODE: 1.0, K.LOST: 2.5}
     assert ledger.totals().whole.usd == pytest.approx(3.5)
     assert_balanced(ledger, 99.0)
 
@@ -76,16 +78,16 @@ def test_a_late_frame_of_a_dead_process_takes_its_time_back_from_lost(ledger: Le
     ledger.exited("w", 0, 3.5)
     ledger.hello("w", 1, "m", RATE, 4.0)
     ledger.step(second)
-    assert seconds(ledger) == {K.CHARGED: 3.0, K.LOST: 0.5}
+    assert seconds(ledger) == {K.DECODE: 3.0, K.LOST: 0.5}
     assert_balanced(ledger, 4.0)
 
 
 def test_a_successor_ends_a_life_whose_exit_nobody_saw(ledger: Ledger, worker: Any, teller: Any) -> None:
     ledger.step(worker.frame({"a": 1.0}))
     ledger.hello("w", 1, "m", RATE, 5.0)
-    assert seconds(ledger) == {K.CHARGED: 1.0, K.LOST: 4.0}  # it can not have lived longer
+    assert seconds(ledger) == {K.DECODE: 1.0, K.LOST: 4.0}  # it can not have lived longer
     ledger.exited("w", 0, 2.0)
-    assert seconds(ledger) == {K.CHARGED: 1.0, K.LOST: 1.0}
+    assert seconds(ledger) == {K.DECODE: 1.0, K.LOST: 1.0}
     next_life = teller(incarnation=1, started_s=5.0)
     ledger.step(next_life.frame({"a": 1.0}))
     assert_balanced(ledger, 6.0)
@@ -95,7 +97,7 @@ def test_copies_of_a_frame_count_once(ledger: Ledger, worker: Any) -> None:
     frame = worker.frame({"a": 1.0})
     for _ in range(3):
         ledger.step(frame)
-    assert seconds(ledger) == {K.CHARGED: 1.0}
+    assert seconds(ledger) == {K.DECODE: 1.0}
     assert ledger.num_refused_frames == 2
 
 
@@ -103,7 +105,7 @@ def test_order_does_not_matter(ledger: Ledger, worker: Any) -> None:
     frames = [worker.frame({"a": 1.0}), worker.frame(idle_s=2.0), worker.frame({"b": 4.0})]
     for frame in reversed(frames):
         ledger.step(frame)
-    assert seconds(ledger) == {K.CHARGED: 5.0, K.IDLE: 2.0}
+    assert seconds(ledger) == {K.DECODE: 5.0, K.IDLE: 2.0}
     assert_balanced(ledger, 7.0)
 
 
@@ -163,7 +165,7 @@ def test_over_and_under_explained_workers_do_not_cancel_out(ledger: Ledger, tell
 def test_the_same_hello_again_changes_nothing(ledger: Ledger, worker: Any) -> None:
     ledger.step(worker.frame({"a": 1.0}))
     ledger.hello("w", 0, "m", RATE, 0.0)
-    assert seconds(ledger) == {K.CHARGED: 1.0}
+    assert seconds(ledger) == {K.DECODE: 1.0}
     assert_balanced(ledger, 1.0)
 
 
@@ -173,7 +175,7 @@ def test_hello_after_a_lost_connection_loses_the_time_between(ledger: Ledger, wo
     ledger.hello("w", 0, "m", RATE, worker.until_s)
     ledger.step(unheard)  # it had been declared lost
     ledger.step(worker.frame(idle_s=1.0))
-    assert seconds(ledger) == {K.CHARGED: 1.0, K.LOST: 2.0, K.IDLE: 1.0}
+    assert seconds(ledger) == {K.DECODE: 1.0, K.LOST: 2.0, K.IDLE: 1.0}
     assert ledger.num_refused_frames == 1
     assert_balanced(ledger, 4.0)
 
@@ -184,7 +186,7 @@ def test_a_new_frontend_bills_from_the_last_frame_of_the_old_one(ledger: Ledger,
     ledger.hello("w", 0, "m", RATE, worker.until_s)
     ledger.step(before)
     ledger.step(worker.frame({"b": 1.0}))
-    assert seconds(ledger) == {K.CHARGED: 1.0}
+    assert seconds(ledger) == {K.DECODE: 1.0}
     assert_balanced(ledger, 9.0)
 
 
@@ -205,7 +207,7 @@ def test_a_process_that_dies_before_hello_is_billed_like_its_predecessor(ledger:
     ledger.step(worker.frame({"a": 1.0}))
     ledger.exited("w", 0, 1.0)
     ledger.exited("w", 1, 6.0, started_s=2.0)
-    assert seconds(ledger, "m") == {K.CHARGED: 1.0, K.LOST: 4.0}
+    assert seconds(ledger, "m") == {K.DECODE: 1.0, K.LOST: 4.0}
     ledger.exited("new", 0, 3.0, started_s=1.0, model="m2", rate=RATE)
     assert seconds(ledger, "m2") == {K.LOST: 2.0}
     assert ledger.num_unbilled_exits == 0
@@ -249,7 +251,7 @@ def test_work_behind_the_end_is_overrun(ledger: Ledger, worker: Any) -> None:
     ledger.step(worker.frame({"a": 1.0}))
     ledger.finish("a")
     ledger.step(worker.frame({"a": 0.5, "b": 0.5}, tokens=2))
-    assert seconds(ledger) == {K.CHARGED: 1.5, K.OVERRUN: 0.5}
+    assert seconds(ledger) == {K.DECODE: 1.5, K.OVERRUN: 0.5}
     assert ledger.totals().counts.num_overrun_tokens == 2
     assert ledger.request_cost("a").usd == pytest.approx(1.0)  # what the client was told stays true
     assert_balanced(ledger, 2.0)
@@ -269,7 +271,7 @@ def test_an_id_used_again_starts_anew(ledger: Ledger, worker: Any) -> None:
     assert ledger.request_cost("a").usd == 0.0
     ledger.step(worker.frame({"a": 2.0}))
     assert ledger.finish("a").usd == pytest.approx(2.0)
-    assert seconds(ledger) == {K.CHARGED: 3.0}
+    assert seconds(ledger) == {K.DECODE: 3.0}
     assert ledger.totals().counts.num_requests == 2
     assert ledger.totals().counts.num_prompt_tokens == 10
 
@@ -292,17 +294,10 @@ def test_usd_per_mtok_is_the_whole_bill_over_tokens(ledger: Ledger, worker: Any)
     assert (counts.num_requests, counts.num_good_requests, counts.num_good_tokens) == (1, 1, 10)
 
 
-def test_prompt_tokens_told_only_at_the_end(ledger: Ledger, worker: Any) -> None:
-    ledger.step(worker.frame({"a": 1.0}))
-    assert ledger.totals().counts.num_prompt_tokens == 0
-    ledger.finish("a", num_prompt_tokens=30)
-    assert ledger.totals().counts.num_prompt_tokens == 30
-
-
 def test_a_prompt_without_a_first_token_is_not_served(ledger: Ledger, worker: Any) -> None:
     ledger.begin("a", "m", num_prompt_tokens=30)
     ledger.step(worker.frame({"a": 1.0}, tokens=0))
-    ledger.finish("a", is_complete=False, num_prompt_tokens=30)
+    ledger.finish("a", is_complete=False)
     counts = ledger.totals().counts
     assert (counts.num_prompt_tokens, counts.num_output_tokens, counts.num_good_requests) == (0, 0, 0)
 
@@ -346,7 +341,7 @@ def test_sums_by_model(ledger: Ledger, worker: Any, teller: Any) -> None:
     ledger.step(worker.frame({"a": 1.0}))
     ledger.step(teller("x").frame({"b": 2.0}, tokens=3))
     assert ledger.models() == ["m", "n"]
-    assert seconds(ledger, "m") == {K.CHARGED: 1.0}
+    assert seconds(ledger, "m") == {K.DECODE: 1.0}
     assert ledger.totals("n").counts.num_output_tokens == 3
     assert ledger.totals().whole == ledger.totals("m").whole + ledger.totals("n").whole
     assert ledger.totals("unknown") == NOTHING
@@ -363,18 +358,27 @@ def test_totals_are_a_snapshot(ledger: Ledger, worker: Any) -> None:
 # -- tenants --
 
 
+def sums_by(ledger: Ledger, name: str) -> dict[str | None, Totals]:
+    sums: dict[str | None, Totals] = {}
+    for _, owner, cell in ledger.cells():
+        key = getattr(owner, name)
+        sums[key] = sums.get(key, NOTHING) + cell.freeze()
+    return sums
+
+
 def test_sums_by_tenant(ledger: Ledger, worker: Any) -> None:
     ledger.begin("a", "m", tenant="acme", num_prompt_tokens=7)
+    ledger.begin("b", "m", tenant="acme", num_prompt_tokens=5)
     ledger.step(worker.frame({"a": 1.0, "b": 2.0}))
-    assert ledger.tenants()["acme"].charged.usd == pytest.approx(1.0)  # while it runs
-    ledger.finish("b", tenant="acme", num_prompt_tokens=5)  # told at the end
+    assert sums_by(ledger, "tenant")["acme"].charged.usd == 3.0  # while it runs
+    ledger.finish("b")
     ledger.finish("a")
     ledger.step(worker.frame({"a": 0.5}))
-    acme = ledger.tenants()["acme"]
-    assert acme.charged.usd == pytest.approx(3.0)
-    assert acme.overrun.usd == pytest.approx(0.5)
+    acme = sums_by(ledger, "tenant")["acme"]
+    assert (acme.charged.usd, acme.lines[K.OVERRUN].usd) == (3.0, 0.5)
     assert (acme.counts.num_prompt_tokens, acme.counts.num_output_tokens, acme.counts.num_requests) == (12, 2, 2)
     assert acme.counts.num_overrun_tokens == 1
+    assert ledger.spending.tenant_usd("acme") == 3.5
 
 
 def test_too_many_tenants_share_a_sum(teller: Any) -> None:
@@ -383,11 +387,148 @@ def test_too_many_tenants_share_a_sum(teller: Any) -> None:
     for i in range(5):
         ledger.begin(f"r{i}", "m", tenant=f"t{i}")
         ledger.step(worker.frame({f"r{i}": 1.0}))
-    assert {name: t.charged.seconds for name, t in ledger.tenants().items()} == {
+    assert {name: t.charged.seconds for name, t in sums_by(ledger, "tenant").items() if name} == {
         "t0": 1.0,
         "t1": 1.0,
         OTHER_TENANTS: 3.0,
     }
+
+
+def test_sums_by_session_and_what_sub_agents_spend(ledger: Ledger, worker: Any) -> None:
+    """A session's own sum is its own; what it spent counts its sub-agents too, and theirs."""
+    ledger.begin("a", "m", session="lead")
+    ledger.begin("b", "m", session="sub", parent_session="lead")
+    ledger.begin("c", "m", session="subsub", parent_session="sub")
+    ledger.step(worker.frame({"a": 1.0, "b": 2.0, "c": 4.0}))
+    assert {n: t.charged.usd for n, t in sums_by(ledger, "session").items()} == {"lead": 1.0, "sub": 2.0, "subsub": 4.0}
+    assert [ledger.spending.session_usd(name) for name in ("lead", "sub", "subsub")] == [7.0, 6.0, 4.0]
+
+
+def test_sessions_that_adopt_each_other_spend_once(ledger: Ledger, worker: Any) -> None:
+    ledger.begin("a", "m", session="x", parent_session="y")
+    ledger.begin("b", "m", session="y", parent_session="x")
+    ledger.begin("c", "m", session="z", parent_session="z")
+    ledger.step(worker.frame({"a": 1.0, "b": 1.0, "c": 1.0}))
+    assert [ledger.spending.session_usd(name) for name in "xyz"] == [2.0, 2.0, 1.0]
+
+
+# -- what a second was for --
+
+
+def test_lines_of_a_step(ledger: Ledger, worker: Any) -> None:
+    frame = worker.frame(
+        {"a": 2.0},
+        prefill_s=0.5,
+        draft_s=0.25,
+        rejected_s=0.125,
+        transfer_s=0.5,
+        num_draft_tokens=4,
+        num_rejected_tokens=1,
+    )
+    ledger.step(frame)
+    expected = {K.PREFILL: 0.5, K.DECODE: 0.625, K.DRAFTING: 0.25, K.REJECTED: 0.125, K.TRANSFER: 0.5}
+    assert seconds(ledger) == expected
+    assert ledger.request_cost("a").by_line == expected and sum(expected.values()) == 2.0
+    counts = ledger.totals().counts
+    assert (counts.num_draft_tokens, counts.num_rejected_tokens) == (4, 1)
+
+
+def test_parts_that_are_larger_than_their_whole_are_cut(ledger: Ledger, worker: Any) -> None:
+    """Somebody else's worker may say so; the bill still adds up."""
+    ledger.step(worker.frame({"a": 1.0}, prefill_s=0.75, rejected_s=0.75))
+    assert seconds(ledger) == {K.PREFILL: 0.75, K.REJECTED: 0.25}
+
+
+def test_of_n_choices_the_prompt_and_its_cached_tokens_count_once(ledger: Ledger, worker: Any) -> None:
+    """Dollars per million tokens must not fall because a prompt is counted for each of its choices."""
+    for i in range(3):
+        ledger.begin(f"a{i}", "m", num_prompt_tokens=0 if i else 30)
+    ledger.step(worker.frame({f"a{i}": 1.0 for i in range(3)}, tokens=10, cached=16))
+    counts = ledger.totals().counts
+    assert (counts.num_prompt_tokens, counts.num_cached_tokens, counts.num_output_tokens) == (30, 16, 30)
+    assert ledger.totals().usd_per_mtok_total == pytest.approx(3.0 / 60 * 1e6)
+
+
+def test_a_gang_is_billed_for_all_its_ranks(ledger: Ledger, teller: Any) -> None:
+    """Four ranks work, wait and start together: every second of the worker is four device-seconds."""
+    ledger.hello("g", 0, "m", RATE.gang(4), 0.0)
+    gang = teller("g")
+    ledger.step(gang.frame({"a": 1.0}, startup_s=2.0, idle_s=0.5))
+    ledger.exited("g", 0, 4.0)
+    whole = ledger.totals().whole
+    assert (whole.seconds, whole.device_seconds, whole.usd, whole.joules) == (4.0, 16.0, 16.0, 800.0)
+    assert ledger.request_cost("a").usd == 4.0
+    assert ledger.totals().lines[K.LOST].device_seconds == 2.0
+
+
+def test_overlapped_steps_are_charged_up_to_the_last_result(ledger: Ledger, worker: Any) -> None:
+    """Frames of step n go out while n + 1 runs: they end where n ended, and the bill has neither hole nor overlap."""
+    spans = StepSpans()
+    steps = [(0.0, 1.0), (0.75, 2.0), (1.75, 2.5)]
+    for start_s, end_s in steps:
+        ledger.step(worker.frame({"a": spans.take(start_s, end_s)}))
+    assert worker.until_s == spans.until_s == 2.5
+    assert ledger.check_balance(2.625).unexplained == 0
+    assert ledger.request_cost("a").seconds == 2.5
+
+
+# -- storage --
+
+
+def test_storage_is_dollars_beside_time(ledger: Ledger, worker: Any) -> None:
+    ledger.step(worker.frame({"a": 1.0}))
+    ledger.store("m", 0.25, tenant="acme", session="s")
+    assert ledger.totals().lines[K.STORAGE].usd == 0.25
+    assert ledger.totals().whole.usd == 1.25 and ledger.totals().whole.seconds == 1.0
+    assert ledger.spending.tenant_usd("acme") == ledger.spending.session_usd("s") == 0.25
+    assert_balanced(ledger, 1.0)
+
+
+# -- minutes --
+
+
+def test_a_wall_clock_that_is_set_back_moves_nothing(teller: Any) -> None:
+    """Minutes follow the frames' own clock from one fixed wall time on."""
+    ledger, worker = Ledger(epoch_s=6_000.0), teller()
+    ledger.hello("w", 0, "m", RATE, 0.0)
+    for _ in range(3):
+        ledger.step(worker.frame({"a": 40.0}))
+    late = worker.frame(idle_s=1.0)
+    ledger.step(worker.frame(idle_s=59.0))
+    ledger.step(late)
+    assert [(minute, cell.freeze().whole.seconds) for minute, _, cell in ledger.cells()] == [
+        (100, 40.0),
+        (101, 40.0),
+        (102, 40.0),
+        (103, 60.0),
+    ]
+
+
+def test_old_minutes_become_hours_and_days_without_loss(teller: Any) -> None:
+    ledger, worker = Ledger(), teller()
+    ledger.hello("w", 0, "m", RATE, 0.0)
+    for i in range(24 * 20):  # twenty days, one frame an hour
+        ledger.begin(f"r{i}", "m", session=f"s{i}")
+        ledger.step(worker.frame({f"r{i}": 1.0}, idle_s=3599.0))
+        ledger.finish(f"r{i}")
+    ledger.settle()
+    cells = list(ledger.cells())
+    assert len({minute for minute, _, _ in cells}) < 24 * 15 + 10
+    assert sum((cell.freeze() for _, _, cell in cells), NOTHING).whole.seconds == worker.until_s
+    assert ("s479" in {owner.session for _, owner, _ in cells}) and (
+        "s0" not in {owner.session for _, owner, _ in cells}
+    )
+
+
+def test_too_many_cells_drop_the_oldest_sessions() -> None:
+    book = CellBook(max_tenants=10, max_cells=50)
+    for i in range(200):
+        book.cell(i // 20, Owner("m", "t", f"s{i}")).counts.num_requests += 1
+        book.settle()
+    cells = list(book.all())
+    assert len(cells) <= 60
+    assert sum(cell.counts.num_requests for _, _, cell in cells) == book.totals("m").counts.num_requests == 200
+    assert cells[-1][1].session == "s199" and cells[0][1].session == OTHER_SESSIONS
 
 
 # -- energy --
@@ -414,7 +555,7 @@ def test_one_figure_never_mixes_measured_and_modelled(ledger: Ledger, worker: An
 def test_lost_time_has_no_meter(ledger: Ledger, worker: Any) -> None:
     ledger.step(worker.frame({"a": 1.0}, joules=400.0))
     ledger.exited("w", 0, 2.0)
-    assert ledger.totals().time[K.LOST].joules == pytest.approx(50.0)
+    assert ledger.totals().lines[K.LOST].joules == pytest.approx(50.0)
     assert ledger.totals().whole.energy_source is EnergySource.MODELLED
 
 
@@ -494,7 +635,7 @@ def test_ended_processes_fold_into_the_sums(teller: Any) -> None:
         ledger.step(life.frame({"a": 1.0}, prompt_tokens=3))
         ledger.exited("w", incarnation, now_s + 1.5)
         now_s += 2.0
-    assert seconds(ledger) == {K.CHARGED: 50.0, K.LOST: 25.0}
+    assert seconds(ledger) == {K.DECODE: 50.0, K.LOST: 25.0}
     assert ledger.totals().counts.num_computed_tokens == 150
     assert ledger.check_balance(now_s).process_s == pytest.approx(75.0)
     assert_balanced(ledger, now_s)

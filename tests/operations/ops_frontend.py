@@ -70,7 +70,7 @@ class Frontend:
             case "members":
                 return msgspec.to_builtins(self.dispatcher.snapshot())
             case "time":
-                return {kind: amount.seconds for kind, amount in self.dispatcher.ledger.totals().time.items()}
+                return {kind: amount.seconds for kind, amount in self.dispatcher.ledger.totals().lines.items()}
             case "balance":
                 balance = self.dispatcher.ledger.check_balance(asked["now_s"])
                 return {"is_balanced": balance.is_balanced, "process_s": balance.process_s}

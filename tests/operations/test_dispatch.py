@@ -18,7 +18,7 @@ from tokenmill.core.errors import (
 from tokenmill.core.request import FinishReason, Request, TokenDelta
 from tokenmill.core.wire import Abort, Generate, Goodbye, Introduce, Unresponsive
 from tokenmill.cost.ledger import Ledger
-from tokenmill.cost.totals import TimeKind
+from tokenmill.cost.totals import Line
 from tokenmill.operations.actions import Action, Deliver, Fail, Replace, Send
 from tokenmill.operations.config import OperationsConfig
 from tokenmill.operations.dispatch import DispatchCore
@@ -377,8 +377,8 @@ def test_what_a_worker_does_after_the_abort_is_overrun() -> None:
     core.handle(_timed(make_frame("w0", 0, step, until_s=1.25), 1.25), 1.25)
     core.cancel("r")
     core.handle(_timed(make_frame("w0", 0, step, until_s=1.5), 0.25), 1.5)
-    time = ledger.totals().time
-    assert (time[TimeKind.CHARGED].seconds, time[TimeKind.OVERRUN].seconds) == (0.25, 0.25)
+    totals = ledger.totals()
+    assert (totals.charged.seconds, totals.lines[Line.OVERRUN].seconds) == (0.25, 0.25)
     assert ledger.request_cost("r").seconds == 0.25
 
 
@@ -401,7 +401,7 @@ def test_a_worker_that_dies_before_hello_is_billed_as_lost() -> None:
     core = DispatchCore(OperationsConfig(), _Only("w0"), ledger, RATE)
     core.fleet.expect("w0", "m", 0.0)
     core.handle(make_exit(at_s=3.0), 3.0)
-    assert ledger.totals("m").time[TimeKind.LOST].seconds == 3.0
+    assert ledger.totals("m").lines[Line.LOST].seconds == 3.0
 
 
 def test_frames_of_a_life_given_up_are_still_paid() -> None:
@@ -413,5 +413,5 @@ def test_frames_of_a_life_given_up_are_still_paid() -> None:
     core.handle(_timed(make_frame(until_s=2.0), 2.0), 2.0)
     core.handle(make_hello(started_s=2.0), 2.1)
     core.handle(_timed(make_frame(until_s=3.0), 1.0), 3.0)
-    assert ledger.totals().time[TimeKind.UNATTRIBUTED].seconds == 3.0
+    assert ledger.totals().lines[Line.UNATTRIBUTED].seconds == 3.0
     assert ledger.check_balance(3.0).is_balanced

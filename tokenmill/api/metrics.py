@@ -17,7 +17,7 @@ from tokenmill.core.clock import Clock
 from tokenmill.core.metric_names import Metric, MetricType
 from tokenmill.core.wire import WorkerStats
 from tokenmill.cost.rates import DeviceRate
-from tokenmill.cost.totals import Totals
+from tokenmill.cost.totals import Line, Totals
 from tokenmill.operations.members import MemberState, MemberView
 
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -140,7 +140,12 @@ def _money(totals: dict[str, Totals]) -> Iterable[Family]:
     )
     yield _family(
         names.DEVICE_SECONDS,
-        [((model, kind.value), amount.seconds) for model, total in items for kind, amount in total.time.items()],
+        [
+            ((model, line.value), amount.device_seconds)
+            for model, total in items
+            for line, amount in total.lines.items()
+            if line is not Line.STORAGE
+        ],
     )
     for metric, field in _COUNT_FIELDS.items():
         yield _family(metric, [((model,), getattr(total.counts, field)) for model, total in items])

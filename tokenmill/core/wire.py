@@ -83,6 +83,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     incarnation    counts restarts of the same worker_id
     started_s      host-monotonic second at which the bill begins: the start of the process; in the answer to an
                    Introduce the end of its last frame, so that no second is billed twice
+    num_ranks      processes that are this worker together, each with its own devices: all of them are billed for every
+                   second of its frames, from the start of the first to the exit of the last
     session        counts the Hellos of this life before this one; what runs ends with a session
     """
 
@@ -91,6 +93,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     pid: int
     started_s: float
     card: ModelCard
+    num_ranks: int = 1
     session: int = 0
 
 
@@ -99,8 +102,8 @@ class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
 
     busy_s + idle_s tile the time from the previous frame's `until_s` to this one's. Both are *measured*:
     idle_s is time spent in the wait for work, startup_s (first frame only) time until the worker was ready.
-    The `seconds` of the deltas plus `unattributed_s` sum to busy_s, with what was held meanwhile: held_s is the sum
-    of all seconds so far that a later delta will bring.
+    The `seconds` of the deltas plus `unattributed_s` sum to busy_s. Seconds that only a later delta will bring are in
+    no busy_s before it (which then exceeds its frame's time); held_s is the sum of those outstanding.
     num_received counts the Generate messages taken since the last Hello: what was sent beyond it is on its way
     and in no count of `stats` yet.
     session, index: of the Hello it follows, and the how-manyth frame since; None: this sender does not count.

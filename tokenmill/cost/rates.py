@@ -6,7 +6,7 @@ Not responsible for: adding anything up (cost/ledger).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenmill.core.errors import ConfigError
 from tokenmill.infra.catalogue import load_catalogue
@@ -15,12 +15,25 @@ from tokenmill.infra.devices import detect_machine, machine_spec
 from tokenmill.infra.meter import EnergySource
 
 _SECONDS_PER_HOUR = 3600
+#: Prices are billed in whole picodollars per hour, draws in whole microwatts (cost/tally).
+PICO = 10**12
+MICRO = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRate:
+    """A rate in whole numbers, all devices of a gang together."""
+
+    pico_usd_per_hour: int
+    micro_watts: int
+    num_devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRate:
-    """Price and draw of what one worker owns (its share of the machine, or its devices).
+    """Price and draw of what one worker owns: its share of a machine, or all devices of its ranks.
 
+    num_devices    the ranks of a gang: they are taken together, busy or not, so every second counts for each of them
     energy_source  of joules made from `watts`: always modelled; joules in a worker's frames are measured
     is_estimated   price or watts were published by nobody
     source         for people: where both come from, with dates
@@ -31,6 +44,22 @@ class DeviceRate:
     energy_source: EnergySource = EnergySource.MODELLED
     is_estimated: bool = False
     source: str = ""
+    num_devices: int = 1
+
+    @property
+    def units(self) -> UnitRate:
+        return UnitRate(round(self.usd_per_hour * PICO), round(self.watts * MICRO), self.num_devices)
+
+    def gang(self, num_ranks: int) -> DeviceRate:
+        """The rate of a worker of this many ranks, each of which owns what this rate is for."""
+        if num_ranks == 1:
+            return self
+        return replace(
+            self,
+            usd_per_hour=self.usd_per_hour * num_ranks,
+            watts=self.watts * num_ranks,
+            num_devices=self.num_devices * num_ranks,
+        )
 
     def usd(self, seconds: float) -> float:
         return self.usd_per_hour * seconds / _SECONDS_PER_HOUR

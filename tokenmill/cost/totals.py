@@ -1,37 +1,50 @@
-"""Frozen sums of the ledger and the figures made from them: dollars per million tokens, rates over a window.
+"""The lines of the bill, sums over them, and the figures made of them: dollars per million tokens, rates of a window.
 
-Not responsible for: collecting (cost/ledger) or printing (api/metrics, the log line).
+Not responsible for: collecting (cost/ledger) or printing (api/metrics, cost/report).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from tokenmill.cost.tally import Amount
 
 
-class TimeKind(StrEnum):
-    """What a second of a worker process was spent on. Disjoint; together they are the whole bill."""
+class Line(StrEnum):
+    """What money was spent on. Disjoint; together they are the whole bill. All but storage are worker time."""
 
-    CHARGED = "charged"  # in steps, for requests somebody waits for
+    PREFILL = "prefill"  # rows of tokens known before the step: prompts, and what preemption threw away
+    DECODE = "decode"  # rows that made new tokens, accepted drafts included
+    DRAFTING = "drafting"  # proposing drafts and keeping draft caches
+    REJECTED = "rejected_drafts"  # rows of drafts that did not stay
+    TRANSFER = "transfer"  # moving KV blocks of a request between devices
     OVERRUN = "overrun"  # in steps, for requests that the frontend had finished
     IDLE = "idle"  # in the wait for work, measured
     STARTUP = "startup"  # from process start to ready
     UNATTRIBUTED = "unattributed"  # busy, for no request in particular
     LOST = "lost"  # nothing was reported any more before the process ended
+    STORAGE = "storage"  # blocks kept outside the devices that are paid for by the hour anyway
+
+
+#: Steps of requests that somebody waits for.
+CHARGED = (Line.PREFILL, Line.DECODE, Line.DRAFTING, Line.REJECTED, Line.TRANSFER)
+#: What belongs to a request, a session and a tenant; the rest is the fleet's.
+OWNED = (*CHARGED, Line.OVERRUN, Line.STORAGE)
+_BUSY = (*CHARGED, Line.OVERRUN, Line.UNATTRIBUTED)
 
 
 @dataclass(slots=True)
 class TokenCounts:
     """
-    num_prompt_tokens    of requests with a first token, cached ones included
+    num_prompt_tokens    of requests with a first token, cached ones included; of n choices the prompt counts once
     num_cached_tokens    of them, served by the prefix cache
-    num_computed_tokens  prompt tokens that workers computed (recomputation counts again)
+    num_computed_tokens  rows of known tokens that workers computed (recomputation counts again)
     num_output_tokens    shown to clients
     num_good_tokens      of them, those of requests that met every objective
     num_overrun_tokens   computed behind a request's end
+    num_draft_tokens     drafts that were verified; num_rejected_tokens: of them, those that did not stay
     """
 
     num_prompt_tokens: int = 0
@@ -42,25 +55,37 @@ class TokenCounts:
     num_overrun_tokens: int = 0
     num_requests: int = 0
     num_good_requests: int = 0
+    num_draft_tokens: int = 0
+    num_rejected_tokens: int = 0
 
     def __add__(self, other: TokenCounts) -> TokenCounts:
-        return TokenCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return TokenCounts(*(getattr(self, name) + getattr(other, name) for name in COUNT_FIELDS))
+
+
+COUNT_FIELDS = tuple(field.name for field in fields(TokenCounts))
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Everything reported so far, of one model or of the fleet. `counts` is a copy; do not change it."""
+    """Some part of the bill. `counts` is a copy; do not change it."""
 
-    time: Mapping[TimeKind, Amount]
+    lines: Mapping[Line, Amount]
     counts: TokenCounts
+
+    def of(self, lines: Iterable[Line]) -> Amount:
+        return sum((self.lines[line] for line in lines), Amount())
+
+    @property
+    def charged(self) -> Amount:
+        return self.of(CHARGED)
 
     @property
     def whole(self) -> Amount:
-        """All kinds together: what must be paid."""
-        return sum(self.time.values(), Amount())
+        """All lines together: what must be paid."""
+        return self.of(Line)
 
     def __add__(self, other: Totals) -> Totals:
-        return Totals({kind: self.time[kind] + other.time[kind] for kind in TimeKind}, self.counts + other.counts)
+        return Totals({line: self.lines[line] + other.lines[line] for line in Line}, self.counts + other.counts)
 
     # The whole bill (idle, start-up and losses included) over tokens; None while there are none.
 
@@ -79,7 +104,7 @@ class Totals:
         return per_mtok(self.whole.usd, self.counts.num_good_tokens)
 
 
-NOTHING = Totals({kind: Amount() for kind in TimeKind}, TokenCounts())
+NOTHING = Totals({line: Amount() for line in Line}, TokenCounts())
 
 
 def per_mtok(usd: float, num_tokens: int) -> float | None:
@@ -113,6 +138,7 @@ def window(before: Totals, after: Totals, seconds: float) -> Window:
     num_output = after.counts.num_output_tokens - before.counts.num_output_tokens
     num_computed = after.counts.num_computed_tokens - before.counts.num_computed_tokens
     reported_s = after.whole.seconds - before.whole.seconds
+    busy_s = after.of(_BUSY).seconds - before.of(_BUSY).seconds
     return Window(
         seconds=seconds,
         prompt_tok_per_s=num_computed / seconds,
@@ -120,9 +146,5 @@ def window(before: Totals, after: Totals, seconds: float) -> Window:
         usd=usd,
         usd_per_mtok_total=per_mtok(usd, num_prompt + num_output),
         usd_per_mtok_output=per_mtok(usd, num_output),
-        busy_share=(_busy_s(after) - _busy_s(before)) / reported_s if reported_s > 0 else 0.0,
+        busy_share=busy_s / reported_s if reported_s > 0 else 0.0,
     )
-
-
-def _busy_s(totals: Totals) -> float:
-    return sum(totals.time[k].seconds for k in (TimeKind.CHARGED, TimeKind.OVERRUN, TimeKind.UNATTRIBUTED))
