@@ -26,7 +26,7 @@ def experts(x: Tensor, routing: Routing, w13: Tensor, w2: Tensor, limit: float) 
     rows_of, weights_of = group_by_expert(routing, w13.shape[0])
     for expert, rows in enumerate(rows_of):
         if len(rows):
-            hidden = silu_mul(invariant.matmul(wide[rows], w13[expert].float()), limit)
+            hidden = silu_mul(invariant.matmul(wide.index_select(0, rows), w13[expert].float()), limit)
             out.index_add_(0, rows, invariant.matmul(hidden, w2[expert].float()) * weights_of[expert].unsqueeze(1))
     return out
 

@@ -46,6 +46,7 @@ class Mtp:
 
         rotation is that of sliding layers at t. The rows of `cache` at these positions are written.
         """
+
         def attend(x: Tensor) -> Tensor:
             attention = self.block.attention
             queries = attention.project(x, rotation)
