@@ -26,7 +26,7 @@ class FaultKind(StrEnum):
     LATE = "late"  # half of its messages are up to `amount` seconds late, out of order
     PARTITION = "partition"  # nothing reaches it or leaves it
     DISK = "disk"  # its engine fails, and so does every start, for `seconds`
-    SKEW = "skew"  # its host's clock jumps by `amount` seconds
+    SKEW = "skew"  # its host's clock is `amount` seconds off from its next start on, and jumps now, if forward
     PRICE = "price"  # a device hour costs `amount` times as much from now on
 
 

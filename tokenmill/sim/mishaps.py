@@ -26,6 +26,7 @@ class Mishaps:
     ) -> None:
         self.end_s = 0.0
         self.num_happened = 0
+        self.log: list[tuple[float, Fault]] = []
         self._queue = queue
         self._network = network
         self._supervisor = supervisor
@@ -48,6 +49,7 @@ class Mishaps:
 
     def _begin(self, fault: Fault) -> None:
         self.num_happened += 1
+        self.log.append((self._queue.now(), fault))
         if fault.kind is FaultKind.PRICE:
             self._rate = replace(self._rate, usd_per_hour=self._rate.usd_per_hour * fault.amount)
             self._frontend.core.reprice(self._rate)
@@ -63,10 +65,10 @@ class Mishaps:
         match fault.kind:
             case FaultKind.CRASH:
                 self._supervisor.kill(worker_id)
-            case FaultKind.SKEW:
-                self._skews[worker_id] = self.skew_s(worker_id) + fault.amount
+            case FaultKind.SKEW:  # clocks of hosts differ; one that runs is monotonic
+                self._skews[worker_id] = fault.amount
                 if worker is not None:
-                    worker.clock.skew_s += fault.amount
+                    worker.clock.skew_s += max(0.0, fault.amount)
             case FaultKind.DISK:
                 if worker is not None:
                     worker.fail()
@@ -98,4 +100,4 @@ class Mishaps:
             self._network.heal(worker_id)
         worker = self._supervisor.workers.get(worker_id)
         if worker is not None:
-            worker.step_time.factor = max(1.0, total(FaultKind.SLOW))
+            worker.slowness = max(1.0, total(FaultKind.SLOW))

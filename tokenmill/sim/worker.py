@@ -122,8 +122,8 @@ class SimWorker:
         self._on_exit = on_exit
         self.worker_id, self.incarnation = worker_id, incarnation
         self.clock = LocalClock(queue.now(), skew_s)
-        self.step_time = SlowedStepTime(step_time)
-        self.engine = make_engine(self.clock, self.clock.advance, self.step_time)
+        self._step_time = SlowedStepTime(step_time)
+        self.engine = make_engine(self.clock, self.clock.advance, self._step_time)
         self._link = _Link(self.clock, queue)
         self._lifeline = _Lifeline()
         self._config = config
@@ -138,6 +138,7 @@ class SimWorker:
             config=config,
             clock=self.clock,
         )
+        self.slowness = 1.0  # of steps that begin from now on
         self.is_alive = True
         self._has_begun = self._is_waiting = False
         self._thaw_s = 0.0
@@ -226,6 +227,7 @@ class SimWorker:
                 return
             else:
                 self._loop.collect()
+                self._step_time.factor = self.slowness
                 span = self.engine.begin()
                 if span is not None:
                     end_s = self.clock.at_s + span.elapsed_s(self.engine.num_steps)
