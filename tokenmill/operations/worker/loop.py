@@ -210,6 +210,7 @@ class WorkerLoop:
     def _start_over(self) -> None:
         """A new session: what runs is forgotten on both ends, and what is to run will be sent again."""
         self._drop_all()
+        self._held_s = self._engine.held_s  # what nobody will be told is lost, as frames that never came are
         self._session += 1
         self._num_received = self._num_sent = 0
         self._hello(self._reported_s)
@@ -270,16 +271,17 @@ class WorkerLoop:
                 self._running.discard(delta.request_id)
         self._num_sent += 1
         held_s = self._engine.held_s
-        newly_held_s, self._held_s = held_s - self._held_s, held_s
+        busy_s = max(0.0, interval.busy_s - (held_s - self._held_s))
+        self._held_s = held_s
         self._link.send(
             StepFrame(
                 worker_id=self._worker_id,
                 incarnation=self._incarnation,
                 until_s=interval.until_s,
-                busy_s=interval.busy_s,
+                busy_s=busy_s,
                 idle_s=interval.idle_s,
                 startup_s=interval.startup_s,
-                unattributed_s=max(0.0, interval.busy_s - newly_held_s - sum(delta.seconds for delta in deltas)),
+                unattributed_s=max(0.0, busy_s - sum(delta.seconds for delta in deltas)),
                 held_s=held_s,
                 session=self._session,
                 index=self._num_sent,
