@@ -71,17 +71,20 @@ class _Driver:
     ) -> None:
         self._conductor = conductor
         self._send = send
-        self._now = now
+        self._began_s = now()  # records are on the caller's clock, pacing is on the loop's, which never runs back
+        self._pace_s = asyncio.get_running_loop().time()
         self._on_done = on_done
         self._max_in_flight = max_in_flight
-        self._began_s = now()
         self._wake = asyncio.Event()
         self._waiting: deque[Due] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._gauge = _Gauge(now)
+        self._gauge = _Gauge(self._elapsed)
         self._num_failed_in_row = 0
         self._failure: BaseException | None = None
         self.result = LoadResult()
+
+    def _elapsed(self) -> float:
+        return asyncio.get_running_loop().time() - self._pace_s
 
     async def run(self) -> None:
         while not (self._conductor.is_done and not self._waiting):
@@ -89,7 +92,7 @@ class _Driver:
                 raise self._failure
             if self._is_hopeless():
                 return
-            self._waiting.extend(self._conductor.take_due(self._now() - self._began_s))
+            self._waiting.extend(self._conductor.take_due(self._elapsed()))
             while self._waiting and (self._max_in_flight is None or self._gauge.number < self._max_in_flight):
                 self._start(self._waiting.popleft())
             if self._conductor.is_done and not self._waiting:
@@ -103,7 +106,7 @@ class _Driver:
         if due_s is None:
             await self._wake.wait()
             return
-        delay_s = self._began_s + due_s - self._now()
+        delay_s = due_s - self._elapsed()
         if delay_s > 0:
             timer = asyncio.get_running_loop().call_later(delay_s, self._wake.set)
             await self._wake.wait()
@@ -111,7 +114,7 @@ class _Driver:
 
     def _start(self, due: Due) -> None:
         self._gauge.add(1)
-        self.result.sent.append((due, self._now() - self._began_s))
+        self.result.sent.append((due, self._elapsed()))
         task = asyncio.ensure_future(self._one(due))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -127,7 +130,7 @@ class _Driver:
         record = replace(record, due_s=self._began_s + due.due_s)
         self.result.records.append(record)
         self._num_failed_in_row = 0 if record.is_ok else self._num_failed_in_row + 1
-        now_s = self._now() - self._began_s
+        now_s = self._elapsed()
         self._conductor.ended(due.session.session_id, due.turn_index, now_s, is_ok=record.is_ok)
         self._on_done(record)
         self._wake.set()

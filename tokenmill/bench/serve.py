@@ -82,11 +82,11 @@ async def run_serve_bench(
             await drive(bench.load.warm_up(f"{run_id}/warm-up", bench.num_warmup), run.send, now)
         usage = _Usage()
         result = await _measure(bench, run, bench.load.conductor(run_id), on_progress, now)
-        client_share = usage.share()
+        cpu_s, wall_s = usage.spent()
         usd_per_hour = bench.usd_per_hour
         if usd_per_hour is None:
             usd_per_hour = await server_usd_per_hour(client, run.targets[0])
-    report = serve_report(bench, result, unloaded, usd_per_hour, client_share, run.maker.num_overhead)
+    report = serve_report(bench, result, unloaded, usd_per_hour, (cpu_s, wall_s), run.maker.num_overhead)
     settings = bench.settings() | {"model": names[0], "models": list(names), "run_id": run_id}
     return {"bench": "serve", "settings": settings, "environment": describe_environment(), **report}
 
@@ -142,5 +142,5 @@ class _Usage:
     def __init__(self) -> None:
         self._cpu_s, self._wall_s = time.process_time(), time.perf_counter()
 
-    def share(self) -> float:
-        return (time.process_time() - self._cpu_s) / max(1e-9, time.perf_counter() - self._wall_s)
+    def spent(self) -> tuple[float, float]:
+        return time.process_time() - self._cpu_s, max(1e-9, time.perf_counter() - self._wall_s)

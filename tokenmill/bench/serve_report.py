@@ -24,12 +24,12 @@ def serve_report(
     result: LoadResult,
     unloaded: Sequence[RequestRecord],
     usd_per_hour: float | None,
-    client_share: float,
+    client_time_s: tuple[float, float],
     num_overhead: int,
 ) -> dict[str, Any]:
     """
-    client_share  CPU seconds of this process per second of the load
-    num_overhead  tokens that the server's template adds to each prompt
+    client_time_s  CPU seconds of this process, and seconds, during the load
+    num_overhead   tokens that the server's template adds to each prompt
     """
     records = result.records
     slo, source = _slo(bench, unloaded)
@@ -49,10 +49,14 @@ def serve_report(
     report["joules_charged"] = _sum([record.joules for record in ok])
     report |= _cost(bench, report, records, usd_per_hour)
     report["steady"] = steady_report(records, bench.load.asked_level)
-    report["client"] = _client(result, client_share)
-    report |= {"client_cpu_share": client_share, "late_s_p99": _p99([record.late_s for record in records])}
+    report["client"] = _client(result, *client_time_s)
+    report |= {
+        "client_cpu_share": client_time_s[0] / client_time_s[1],
+        "late_s_p99": _p99([record.late_s for record in records]),
+    }
     report["in_flight_counted_mean"] = result.in_flight_mean
-    report["broken_invariants"] = broken_invariants(report, records, result.in_flight_mean)[:20]
+    slack_s = max(0.005, report["client"]["timer_lag_s_p99"] or 0.0)
+    report["broken_invariants"] = broken_invariants(report, records, result.in_flight_mean, slack_s)[:20]
     report["problems"] = _problems(report, result)
     report["is_complete"] = result.stopped is None
     report["is_valid"] = not report["broken_invariants"] and result.stopped is None and report["num_ok"] > 0
@@ -93,9 +97,10 @@ def _cache(report: dict[str, Any], result: LoadResult, num_overhead: int) -> dic
     }
 
 
-def _client(result: LoadResult, share: float) -> dict[str, Any]:
+def _client(result: LoadResult, cpu_s: float, wall_s: float) -> dict[str, Any]:
     num_chunks = sum(len(record.chunk_s) for record in result.records)
-    return {"cpu_share": share, "num_chunks": num_chunks, "timer_lag_s_p99": _p99(result.lag_s)}
+    shared = {"num_chunks": num_chunks, "timer_lag_s_p99": _p99(result.lag_s)}
+    return {"cpu_s": cpu_s, "cpu_share": cpu_s / wall_s, **shared}
 
 
 def _problems(report: dict[str, Any], result: LoadResult) -> list[str]:

@@ -184,3 +184,13 @@ def _usd(value: float | None) -> str:
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value * 1e3:.1f}"
+
+
+def generator_table(result: dict[str, Any]) -> None:
+    print(
+        f"{result['num_tokens']} streamed tokens in {result['cpu_s']:.2f} CPU s of the generator: "
+        f"{result['tokens_per_cpu_s']:.0f} tokens per CPU second; TPOT {result['tpot_ms_p50']:.2f} ms where the "
+        f"server ticks every {result['settings']['tick_ms']:g} ms"
+    )
+    for problem in result["problems"]:
+        print(f"note: {problem}")
