@@ -6,6 +6,7 @@ Names, help texts and vLLM's names: core/metric_names.py. Not responsible for: h
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -30,6 +31,9 @@ _SUMMED = (
     "prompt_tokens_total",
     "generation_tokens_total",
     "steps_total",
+    "drafts_total",
+    "draft_tokens_total",
+    "accepted_tokens_total",
 )
 
 
@@ -67,7 +71,11 @@ class FleetSums:
 
 
 def _add(one: WorkerStats, other: WorkerStats) -> WorkerStats:
-    return WorkerStats(**{name: getattr(one, name) + getattr(other, name) for name in _SUMMED})
+    by_position = zip_longest(one.accepted_at_total, other.accepted_at_total, fillvalue=0)
+    return WorkerStats(
+        **{name: getattr(one, name) + getattr(other, name) for name in _SUMMED},
+        accepted_at_total=tuple(a + b for a, b in by_position),
+    )
 
 
 #: Metric -> field of WorkerStats.
@@ -78,6 +86,9 @@ _FLEET_FIELDS = {
     names.NUM_PREEMPTIONS: "num_preemptions_total",
     names.PREFIX_CACHE_QUERIES: "prefix_queries_total",
     names.PREFIX_CACHE_HITS: "prefix_hits_total",
+    names.SPEC_DECODE_NUM_DRAFTS: "drafts_total",
+    names.SPEC_DECODE_NUM_DRAFT_TOKENS: "draft_tokens_total",
+    names.SPEC_DECODE_NUM_ACCEPTED_TOKENS: "accepted_tokens_total",
 }
 #: Metric -> field of TokenCounts.
 _COUNT_FIELDS = {
@@ -113,6 +124,22 @@ class FleetCollector(Collector):
     def _fleet(self, sums: dict[str, WorkerStats]) -> Iterable[Family]:
         for metric, field in _FLEET_FIELDS.items():
             yield _family(metric, [((model,), getattr(sums[model], field)) for model in sorted(sums)])
+        yield _family(
+            names.SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS,
+            [
+                ((model, str(position)), count)
+                for model in sorted(sums)
+                for position, count in enumerate(sums[model].accepted_at_total)
+            ],
+        )
+        yield _family(
+            names.SPEC_DECODE_ACCEPTANCE_LENGTH,
+            [
+                ((model,), 1 + stats.accepted_tokens_total / stats.drafts_total)
+                for model, stats in sorted(sums.items())
+                if stats.drafts_total
+            ],
+        )
 
 
 def _workers(members: Sequence[MemberView], rate: DeviceRate | None) -> Iterable[Family]:

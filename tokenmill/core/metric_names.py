@@ -83,6 +83,15 @@ SPEC_DECODE_NUM_DRAFT_TOKENS = _counter(
 SPEC_DECODE_NUM_ACCEPTED_TOKENS = _counter(
     "spec_decode_num_accepted_tokens", "Draft tokens accepted.", vllm="spec_decode_num_accepted_tokens"
 )
+SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS = _counter(
+    "spec_decode_num_accepted_tokens_per_pos",
+    "Draft tokens accepted, by position behind the newest token, from 0.",
+    (*_MODEL, "position"),
+    vllm="spec_decode_num_accepted_tokens_per_pos",
+)
+SPEC_DECODE_ACCEPTANCE_LENGTH = _gauge(
+    "spec_decode_acceptance_length", "Mean tokens per verification since start, the one behind the drafts included."
+)
 
 # -- latency and sizes --
 TIME_TO_FIRST_TOKEN = _histogram("time_to_first_token_seconds", "Arrival to first output token.")

@@ -23,6 +23,10 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_total: int = 0  # prompt tokens computed
     generation_tokens_total: int = 0
     steps_total: int = 0
+    drafts_total: int = 0  # verifications: one sequence in one step with draft tokens
+    draft_tokens_total: int = 0  # draft tokens verified
+    accepted_tokens_total: int = 0  # of them, those that stayed
+    accepted_at_total: tuple[int, ...] = ()  # the same by position behind the newest token
 
 
 # -- frontend -> worker --

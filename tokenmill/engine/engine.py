@@ -195,6 +195,10 @@ class Engine:
             prompt_tokens_total=counters.prompt_tokens,
             generation_tokens_total=counters.generation_tokens,
             steps_total=counters.steps,
+            drafts_total=self._scheduler.drafts.num_drafts,
+            draft_tokens_total=self._scheduler.drafts.num_tokens,
+            accepted_tokens_total=self._scheduler.drafts.num_accepted,
+            accepted_at_total=tuple(self._scheduler.drafts.accepted_at),
         )
 
     def clear_cache(self) -> None:
