@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import tokenmill
-from tokenmill.cli import bench, chat, doctor, generate, models, pull, recipe, run_batch, serve
+from tokenmill.cli import bench, calibrate, catalogue, chat, doctor, generate, models, pull, recipe, run_batch, serve
 
 
 def build_app() -> typer.Typer:
@@ -19,10 +19,11 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_root)
     serve.add_to(app)
-    for module in (chat, generate, run_batch, pull, models, doctor):
+    for module in (chat, generate, run_batch, pull, models, doctor, calibrate):
         module.add_to(app)
     app.add_typer(bench.build_app(), name="bench")
     app.add_typer(recipe.build_app(), name="recipe")
+    app.add_typer(catalogue.build_app(), name="catalogue")
     return app
 
 

@@ -23,7 +23,7 @@ _STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class RowPrediction:
-    """`seen`: what it rests on. low and high: where the truth is expected four times of five. Tokens per s and device."""
+    """Tokens per second and device. `seen`: what it rests on; low, high: where the truth is, four times of five."""
 
     row: RowModel
     slowdown: float

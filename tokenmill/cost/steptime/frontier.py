@@ -30,7 +30,7 @@ class Space:
     """
     layouts     of decode (or aggregated) workers that may be used; (): all that fit
     prefill_layouts  the same for prefill workers
-    is_disagg   None: whichever is better
+    is_disagg   None: whichever is better; disaggregated only where the scale-up domain is larger than a host
     drafts      numbers of drafts that may be used
     """
 
@@ -106,12 +106,13 @@ class Frontier:
 
     def at_interactivity(self, tokens_per_s: float) -> Choice | None:
         """Highest throughput per device at which every user gets this many tokens per second; None: out of reach."""
+        is_disagg = self.space.is_disagg
         found: list[Choice] = []
         for drafts in self.space.drafts:
             traffic = replace(self.traffic, num_drafts=drafts, acceptance=self.space.acceptance)
-            if self.space.is_disagg is not True:
+            if is_disagg is not True:
                 found += self._aggregated(traffic, tokens_per_s)
-            if self.space.is_disagg is not False:
+            if is_disagg or (is_disagg is None and self.spec.domain_size > _MOST_SPLIT):
                 found += self._disaggregated(traffic, tokens_per_s)
         return max(found, key=lambda choice: choice.steady.tput_per_device, default=None)
 

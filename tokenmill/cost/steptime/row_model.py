@@ -23,7 +23,8 @@ from tokenmill.models.priced import describe_model
 #: Requests of the published fixed-length loads have 80 to 100 % of the nominal lengths.
 _MEAN_LENGTH = 0.9
 _DRAFTS = {"none": (0,), "mtp": (1, 2, 3), "best": (0, 1, 2, 3), "": (0, 1, 2, 3)}
-#: Row reads its frontier no further left than this share of the interactivity asked for.
+#: Attention is not split over more devices than this.
+_MOST_SPLIT = 8
 _SIZE = re.compile(r"(tp|ep|dep|tep)(\d+)", re.IGNORECASE)
 
 
@@ -112,7 +113,7 @@ def _frontier(
 
 
 def _space(point: Point, points: Sequence[Point]) -> Space:
-    """Layouts: the row's own where it names one; else those that rows of the same software on the same hardware name."""
+    """Layouts: the row's own where it names one; else those named by rows of the same software on the same device."""
     layouts = _decode_layouts(point) if point.decode_cfg or point.prefill_cfg else _named(point, points)
     drafts = _DRAFTS.get(point.spec, (0,))
     if point.model == "gpt-oss-120b":
@@ -132,13 +133,13 @@ def _named(point: Point, points: Sequence[Point]) -> tuple[str, ...]:
 
 
 def _decode_layouts(point: Point) -> tuple[str, ...]:
-    """`TP8`, `TP8+DP-attn`, `EP8` (attention by data or by tensor, whichever is better); `EP1`: the prefill's TP size."""
+    """`TP8`, `TP8+DP-attn`, `EP8` (attention by data or by tensor: the better one); `EP1`: the prefill's TP size."""
     sizes = {kind.lower(): int(n) for kind, n in _SIZE.findall(point.decode_cfg)}
     if "dp" in point.decode_cfg.lower() and "tp" in sizes:
         return (f"dep{sizes['tp']}",)
     if sizes.get("ep", 1) > 1:
-        return (f"dep{sizes['ep']}", f"tep{sizes['ep']}")
+        return (f"dep{sizes['ep']}", *([f"tep{sizes['ep']}"] if sizes["ep"] <= _MOST_SPLIT else []))
     if "tp" in sizes:
         return (f"tp{sizes['tp']}",)
-    tp = dict((kind.lower(), int(n)) for kind, n in _SIZE.findall(point.prefill_cfg)).get("tp")
+    tp = {kind.lower(): int(n) for kind, n in _SIZE.findall(point.prefill_cfg)}.get("tp")
     return (f"tp{tp}",) if tp else ()
