@@ -17,11 +17,12 @@ from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError
 from tokenmill.models import gguf_names
+from tokenmill.models.gguf_blocks import dequantise_quick
 from tokenmill.models.gguf_file import GGUFFile, GGUFTensor
 from tokenmill.models.weights import listed, sample_ranges
 
 _ROPE_DIVISORS = "rope_freqs.weight"
-_CHUNK_VALUES = 2**20  # de-quantised at once: the package makes several temporaries of this size
+_CHUNK_VALUES = 2**18  # de-quantised at once: passes over them stay in the cache
 
 
 class GGUFCheckpoint:
@@ -82,7 +83,7 @@ class GGUFCheckpoint:
             rows = data[start : start + step]
             if kind.name in ("F32", "F16"):
                 out[start : start + step] = rows.view(np.float32 if kind.name == "F32" else np.float16)
-            else:
+            elif not dequantise_quick(kind.name, rows, out[start : start + step]):
                 out[start : start + step] = self._gguf.dequantize(rows, kind)
         return out.reshape(tensor.shape)
 
