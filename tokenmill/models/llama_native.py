@@ -164,13 +164,17 @@ class NativeLlama:
     def _units(self, batch: ForwardBatch) -> np.ndarray:
         """[U, 4] int64: first row, number of rows, position of the first, sequence; rows of a unit share keys."""
         per_unit = max(1, _MAX_ROWS // self._model.heads_per_unit)
-        units = []
-        for b in range(batch.num_seqs):
-            first, end = batch.cu_seqlens[b], batch.cu_seqlens[b + 1]
-            starts = np.arange(first, end, per_unit)
-            sizes = np.minimum(per_unit, end - starts)
-            units.append(np.stack((starts, sizes, starts - first + batch.context_lens[b], np.full_like(starts, b)), 1))
-        return np.concatenate(units)
+        ends = np.array(batch.cu_seqlens)
+        lens = ends[1:] - ends[:-1]
+        counts = -(-lens // per_unit)
+        sequence = np.repeat(np.arange(batch.num_seqs), counts)
+        offset = (np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)) * per_unit
+        units = np.empty((len(sequence), 4), dtype=np.int64)
+        units[:, 0] = ends[sequence] + offset
+        units[:, 1] = np.minimum(per_unit, lens[sequence] - offset)
+        units[:, 2] = np.array(batch.context_lens)[sequence] + offset
+        units[:, 3] = sequence
+        return units
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         hidden = hidden.contiguous()
