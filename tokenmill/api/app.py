@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 import tokenmill
-from tokenmill.api import generate_routes, info_routes, token_routes
+from tokenmill.api import cost_routes, generate_routes, info_routes, token_routes
 from tokenmill.api.anthropic import routes as messages
 from tokenmill.api.anthropic.types import CountTokensRequest, MessagesRequest
 from tokenmill.api.config import ApiConfig
@@ -48,6 +48,7 @@ _GET: dict[str, Handler] = {
     "/v1/models": info_routes.list_models,
     "/v1/models/{model_id:path}": info_routes.get_model,
     "/v1/responses/{response_id}": responses.get_response,
+    "/v1/cost": cost_routes.get_cost,
     "/health": info_routes.health,
     "/live": info_routes.live,
     "/ready": info_routes.ready,

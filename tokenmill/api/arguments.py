@@ -15,6 +15,7 @@ import msgspec
 from pydantic import SecretStr
 
 from tokenmill.api.config import ApiConfig
+from tokenmill.cost.budgets import BudgetConfig
 from tokenmill.cost.rates import DeviceRate
 from tokenmill.operations.config import OperationsConfig
 
@@ -28,6 +29,8 @@ class FrontendArgs:
     rate         price and watts of one worker's share
     expected     worker_id -> model
     slo          objectives that make tokens good, as core/slo spells them
+    ledger       file that the ledger goes on in and is written to; None: it starts anew with each frontend
+    budgets      limits on what sessions and tenants may spend
     parent_pid   the supervisor; None when started by hand
     """
 
@@ -38,6 +41,8 @@ class FrontendArgs:
     api_config: ApiConfig = field(default_factory=ApiConfig)
     operations_config: OperationsConfig = field(default_factory=OperationsConfig)
     slo: str | None = None
+    ledger: str | None = None
+    budgets: BudgetConfig = field(default_factory=BudgetConfig)
     parent_pid: int | None = None
 
     def to_argv(self) -> list[str]:
@@ -49,8 +54,9 @@ class FrontendArgs:
             f"--expected={msgspec.json.encode(self.expected).decode()}",
             f"--api-config={self.api_config.model_dump_json(exclude_defaults=True, exclude={'api_key'})}",
             f"--operations-config={self.operations_config.model_dump_json(exclude_defaults=True)}",
+            f"--budgets={self.budgets.model_dump_json(exclude_defaults=True)}",
         ]
-        for flag, value in (("slo", self.slo), ("parent-pid", self.parent_pid)):
+        for flag, value in (("slo", self.slo), ("ledger", self.ledger), ("parent-pid", self.parent_pid)):
             if value is not None:
                 argv.append(f"--{flag}={value}")
         return argv
@@ -71,6 +77,8 @@ def parse_frontend_args(argv: Sequence[str], env: Mapping[str, str] | None = Non
     parser.add_argument("--api-config", type=ApiConfig.model_validate_json, default=ApiConfig())
     parser.add_argument("--operations-config", type=OperationsConfig.model_validate_json, default=OperationsConfig())
     parser.add_argument("--slo")
+    parser.add_argument("--ledger")
+    parser.add_argument("--budgets", type=BudgetConfig.model_validate_json, default=BudgetConfig())
     parser.add_argument("--parent-pid", type=int)
     given = vars(parser.parse_args(argv))
     key = (os.environ if env is None else env).get(API_KEY_VARIABLE)

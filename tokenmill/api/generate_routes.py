@@ -21,6 +21,7 @@ from tokenmill.api.chat_request import plan_chat
 from tokenmill.api.chunks import ChunkWriter
 from tokenmill.api.context import ApiContext
 from tokenmill.api.generation import EncodedPrompt, Generation, expand
+from tokenmill.api.identity import identify
 from tokenmill.api.model_service import ModelService
 from tokenmill.api.openai_types import ChatRequest, CompletionRequest, GenerationFields
 from tokenmill.api.refusals import refuse_unsupported_chat, refuse_unsupported_completion
@@ -57,6 +58,7 @@ async def chat_job(
     make_writer  words the answer in another API; its deltas carry `events`
     paths        what that API calls the fields of `body`
     """
+    body = identify(body, http.headers)
     refuse_unsupported_chat(body)
     limits = context.config.limits
     service = await context.models.get(body.model)
@@ -72,7 +74,7 @@ async def chat_job(
 async def completions(http: HttpRequest, context: ApiContext) -> Response:
     with context.lifecycle.request():
         arrival_s = context.clock.now()
-        body = await read_body(http, CompletionRequest, context.config.limits)
+        body = identify(await read_body(http, CompletionRequest, context.config.limits), http.headers)
         refuse_unsupported_completion(body)
         service = await context.models.get(body.model)
         sampling = completion_sampling(body, context.config.limits.max_stop_strings)
@@ -162,6 +164,9 @@ def _job(
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
         tenant=body.user,
+        session_id=body.session_id,
+        parent_session_id=body.parent_session_id,
+        budget_usd=body.budget_usd,
         grammar=asked.grammar,
         prediction_token_ids=asked.prediction_token_ids,
     )

@@ -79,10 +79,18 @@ def expand(
     priority: int = 0,
     cache_salt: str | None = None,
     tenant: str | None = None,
+    session_id: str | None = None,
+    parent_session_id: str | None = None,
+    budget_usd: float | None = None,
     grammar: Grammar | None = None,
     prediction_token_ids: Sequence[int] = (),
 ) -> list[Request]:
-    """The core requests of every choice; request i of the list makes choice i of the answer."""
+    """The core requests of every choice; request i of the list makes choice i of the answer.
+
+    budget_usd  of the session; without one of the answer: each choice gets its part
+    """
+    if budget_usd is not None and session_id is None:
+        budget_usd /= sampling.n * len(prompts)
     return [
         Request(
             request_id=f"{request_id}-{p * sampling.n + i}",
@@ -97,6 +105,9 @@ def expand(
             block_hashes=prompt.block_hashes,
             cache_salt=cache_salt,
             tenant=tenant,
+            session_id=session_id,
+            parent_session_id=parent_session_id,
+            budget_usd=budget_usd,
             grammar=grammar,
             prediction_token_ids=list(prediction_token_ids),
         )

@@ -85,6 +85,9 @@ class GenerationFields(Tolerant):
     stream: Bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    session_id: str | None = None
+    parent_session_id: str | None = None
+    budget_usd: Float | None = None
     priority: Annotated[Int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     return_token_ids: Bool | None = None

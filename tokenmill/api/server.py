@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TextIO
 
 import uvicorn
@@ -25,6 +26,7 @@ from tokenmill.api.arguments import FrontendArgs, parse_frontend_args
 from tokenmill.api.config import ApiConfig
 from tokenmill.api.context import ApiContext, Lifecycle
 from tokenmill.api.http_protocol import limited_protocol
+from tokenmill.api.ledger_file import LedgerFile, wall_epoch_s
 from tokenmill.api.logs import set_up_logging
 from tokenmill.api.stats_log import StatsLog
 from tokenmill.core.clock import SystemClock
@@ -44,6 +46,8 @@ _POLL_S = 0.05
 #: After the last token is out, how long a client may take to read its answer.
 _WRITE_S = 5.0
 _BACKLOG = 2048
+#: What a killed frontend loses of the bill at most; it is then billed as lost.
+_LEDGER_INTERVAL_S = 5.0
 
 
 def bind(config: ApiConfig) -> socket.socket:
@@ -81,11 +85,13 @@ class Frontend:
         dispatcher: Dispatcher,
         *,
         rate: DeviceRate | None = None,
+        ledger_file: LedgerFile | None = None,
         out: TextIO | None = None,
     ) -> None:
         self._config = config
         self._dispatcher = dispatcher
         self._rate = rate
+        self._ledger_file = ledger_file
         self._out = out or sys.stdout
         self._lifecycle = Lifecycle(loading="loading: waiting for every worker")
         self._app = create_app(dispatcher, config, lifecycle=self._lifecycle, rate=rate)
@@ -106,6 +112,8 @@ class Frontend:
                 asyncio.create_task(self._announce(_url(self._config.host, listener))),
                 asyncio.create_task(stats.run(self._config.stats_interval_s)),
             ]
+            if self._ledger_file is not None:
+                helpers.append(asyncio.create_task(self._ledger_file.run(_LEDGER_INTERVAL_S)))
             try:
                 await self._until_stopped(serving, helpers)
                 await self._drain()
@@ -252,14 +260,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(args: FrontendArgs, listener: socket.socket) -> None:
+    slo = None if args.slo is None else SLO.parse(args.slo)
+    if args.ledger is None:
+        await _serve_with(args, listener, Ledger(slo, epoch_s=wall_epoch_s()), None)
+        return
+    with LedgerFile(Path(args.ledger), args.run_dir.name, slo) as file:
+        await _serve_with(args, listener, file.ledger, file)
+
+
+async def _serve_with(
+    args: FrontendArgs, listener: socket.socket, ledger: Ledger, ledger_file: LedgerFile | None
+) -> None:
     dispatcher = Dispatcher(
         frontend_endpoint(args.run_dir),
         args.operations_config,
         rate=args.rate,
         expected=args.expected,
-        ledger=Ledger(None if args.slo is None else SLO.parse(args.slo)),
+        ledger=ledger,
+        budgets=args.budgets,
     )
-    await run_frontend(Frontend(args.api_config, dispatcher, rate=args.rate), listener)
+    frontend = Frontend(args.api_config, dispatcher, rate=args.rate, ledger_file=ledger_file)
+    await run_frontend(frontend, listener)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,20 @@ from __future__ import annotations
 import typer
 
 import tokenmill
-from tokenmill.cli import bench, calibrate, catalogue, chat, doctor, generate, models, pull, recipe, run_batch, serve
+from tokenmill.cli import (
+    bench,
+    calibrate,
+    catalogue,
+    chat,
+    cost,
+    doctor,
+    generate,
+    models,
+    pull,
+    recipe,
+    run_batch,
+    serve,
+)
 
 
 def build_app() -> typer.Typer:
@@ -22,6 +35,7 @@ def build_app() -> typer.Typer:
     for module in (chat, generate, run_batch, pull, models, doctor, calibrate):
         module.add_to(app)
     app.add_typer(bench.build_app(), name="bench")
+    app.add_typer(cost.build_app(), name="cost")
     app.add_typer(recipe.build_app(), name="recipe")
     app.add_typer(catalogue.build_app(), name="catalogue")
     return app

@@ -64,6 +64,8 @@ def _frontend_args(config: DeploymentConfig, rate: DeviceRate, expected: dict[st
         api_config=config.api,
         operations_config=config.operations,
         slo=config.cost.slo,
+        ledger=None if config.cost.ledger is None else str(Path(config.cost.ledger).absolute()),
+        budgets=config.cost.budgets,
     )
 
 

@@ -4,6 +4,7 @@ TokenmillError
 ├── BadRequestError            400  the request itself is wrong
 │   ├── ContextLengthError     400  prompt + output cannot fit the model or the KV pool
 │   └── CapabilityError        400  a valid wish that this model or build cannot serve
+├── BudgetError                402  the session's or tenant's dollars are spent
 ├── ModelNotFoundError         404
 ├── PayloadTooLargeError       413
 ├── OverloadedError            429  retryable: queue is full
@@ -56,6 +57,12 @@ class ContextLengthError(BadRequestError):
 
 class CapabilityError(BadRequestError):
     code = "unsupported"
+
+
+class BudgetError(TokenmillError):
+    """402, not 429: waiting does not help, and OpenAI's clients repeat a 429 by themselves."""
+
+    status, type, code = 402, "insufficient_quota", "budget_exceeded"
 
 
 class ModelNotFoundError(TokenmillError):

@@ -1,4 +1,4 @@
-"""Time as whole numbers: a tick is 2**-30 s (0.93 ns), so that seconds that are multiples of it add up without rounding.
+"""Time as whole numbers: a tick is 2**-30 s (0.93 ns), so that multiples of it add up without rounding.
 
 A float holds such seconds exactly up to 2**23 s (97 days); sums beyond that are kept in ticks. What measures time for a
 bill rounds it to ticks once, where it reads the clock. Not responsible for: clocks (core/clock).

@@ -247,6 +247,7 @@ class Ledger:
             self._newest[worker_id] = max(incarnation, self._newest.get(worker_id, -1))
             if life.ended is not None:
                 self._ended.append((worker_id, incarnation))
+        self._fold_old()
 
     # -- inside --
 
@@ -271,14 +272,15 @@ class Ledger:
             self._ended.append(key)
         life.ended = at
         self._settle_lost(life)
-        while len(self._ended) > self._max_ended:
-            self._fold(self._ended.pop(0))
+        self._fold_old()
 
-    def _fold(self, key: LifeKey) -> None:
-        life = self._lives.pop(key)
-        self._folded_balance += life.balance(life.until)
-        if len(self._newest) > _MAX_NAMES and self._newest.get(key[0]) == key[1]:
-            del self._newest[key[0]]
+    def _fold_old(self) -> None:
+        while len(self._ended) > self._max_ended:
+            key = self._ended.pop(0)
+            life = self._lives.pop(key)
+            self._folded_balance += life.balance(life.until)
+            if len(self._newest) > _MAX_NAMES and self._newest.get(key[0]) == key[1]:
+                del self._newest[key[0]]
 
 
 def _whole_parts(seconds: Sequence[float], whole_s: float) -> list[int]:

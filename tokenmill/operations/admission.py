@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tokenmill.core.errors import ModelNotFoundError, OverloadedError, UnavailableError
 from tokenmill.core.request import Request
+from tokenmill.cost.budgets import Spent
 from tokenmill.operations.config import OperationsConfig
 from tokenmill.operations.members import MemberState, MemberView
 
@@ -44,8 +45,13 @@ def admit(
     *,
     models: Iterable[str],
     is_draining: bool = False,
+    spent: Spent | None = None,
 ) -> None:
-    """Return when the request may enter; raise the typed error otherwise. `supply`: the workers of its model."""
+    """Return when the request may enter; raise the typed error otherwise.
+
+    supply  the workers of its model
+    spent   a budget of its session or tenant that has nothing left and must stop it
+    """
     if is_draining:
         raise UnavailableError("the server is shutting down and takes no new requests: send it elsewhere or retry")
     if not supply.members:
@@ -54,6 +60,8 @@ def admit(
     if not supply.num_ready:
         states = ", ".join(f"{view.worker_id} {view.reason or view.state.value}" for view in supply.members)
         raise UnavailableError(f"no worker of model {request.model!r} is ready ({states}): retry shortly")
+    if spent is not None:
+        raise spent.error()
     _check_queue(request, supply, load, config)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from tokenmill.core.errors import (
     BadRequestError,
     DeadlineError,
@@ -29,6 +31,7 @@ from tokenmill.core.wire import (
     Unresponsive,
     WorkerExited,
 )
+from tokenmill.cost.budgets import BudgetConfig, Spent, find_spent
 from tokenmill.cost.ledger import Ledger
 from tokenmill.cost.rates import DeviceRate
 from tokenmill.operations.actions import Action, Deliver, Fail, Replace, Send
@@ -51,10 +54,18 @@ class DispatchCore:
     """
     policy   places the requests of every model
     ledger   hears of every frame, exit and end of a request
-    rate     price and watts of one worker
+    rate     price and watts of one worker (of one rank of a gang)
+    budgets  what sessions and tenants may spend
     """
 
-    def __init__(self, config: OperationsConfig, policy: RouterPolicy, ledger: Ledger, rate: DeviceRate) -> None:
+    def __init__(
+        self,
+        config: OperationsConfig,
+        policy: RouterPolicy,
+        ledger: Ledger,
+        rate: DeviceRate,
+        budgets: BudgetConfig | None = None,
+    ) -> None:
         self.fleet = Fleet()
         self.in_flight = InFlight()
         self.is_draining = False
@@ -62,6 +73,7 @@ class DispatchCore:
         self._policy = policy
         self._ledger = ledger
         self._rate = rate
+        self._budgets = budgets or BudgetConfig()
         self._last_tick_s: float | None = None
         self._stalled: set[str] = set()
         self._calm_until_s: dict[str, float] = {}
@@ -72,6 +84,10 @@ class DispatchCore:
         """Admit and place a request, or raise the typed error that says why not."""
         if self.in_flight.get(request.request_id) is not None:
             raise BadRequestError(f"request id {request.request_id!r} is in use: choose another", param="request_id")
+        spent = find_spent(request, self._budgets, self._ledger)
+        if spent is not None and self._budgets.when_spent == "degrade":
+            request = msgspec.structs.replace(request, priority=request.priority + self._budgets.degraded_by)
+            spent = None
         admit(
             request,
             self.fleet.supply(request.model),
@@ -79,6 +95,7 @@ class DispatchCore:
             self._config,
             models=self.fleet.models(),
             is_draining=self.is_draining,
+            spent=spent,
         )
         flight = Flight(request, deadline_s=now_s + self._config.request_timeout_s)
         self.in_flight.add(flight)
@@ -217,6 +234,9 @@ class DispatchCore:
             return self._elsewhere(flight, "takes no new requests", now_s)
         delta = merge_deltas(flight.held, delta)
         flight.held = None
+        spent = None if delta.finish_reason is not None else self._must_stop(flight)
+        if spent is not None:
+            return self._cut(flight, delta, spent)
         if not has_news(delta):
             flight.held = delta
             return []
@@ -228,6 +248,19 @@ class DispatchCore:
             code, message = delta.error or (InternalError.code, "the worker gave no reason")
             return [Fail(flight.request_id, from_code(code, message, delta.error_param))]
         return [Deliver(flight.request_id, delta)]
+
+    def _must_stop(self, flight: Flight) -> Spent | None:
+        """The budget that this request has just used up, where that ends answers."""
+        if self._budgets.when_spent != "stop":
+            return None
+        return find_spent(flight.request, self._budgets, self._ledger, is_running=True)
+
+    def _cut(self, flight: Flight, delta: TokenDelta, spent: Spent) -> list[Action]:
+        """Its budget is spent: an answer that has begun ends here, as one that is out of tokens; another is refused."""
+        if not (flight.has_started or delta.token_ids):
+            return self._stop_with(flight, spent.error())
+        last = msgspec.structs.replace(delta, finish_reason=FinishReason.LENGTH)
+        return [*self._stop(flight, FinishReason.LENGTH), Deliver(flight.request_id, last)]
 
     def _start(self, flight: Flight) -> None:
         if flight.worker_id is not None and flight.is_pending:

@@ -21,6 +21,7 @@ from tokenmill.core.errors import InternalError, OverloadedError, ResourceError,
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.wire import ToFrontend, WorkerExited, decode_to_frontend, encode
+from tokenmill.cost.budgets import BudgetConfig
 from tokenmill.cost.ledger import Ledger
 from tokenmill.cost.rates import DeviceRate
 from tokenmill.operations.actions import Action, Deliver, Fail, Replace, Send
@@ -45,7 +46,8 @@ class Dispatcher:
     """
     endpoint   where workers and supervisor connect to, e.g. "ipc:///run/dir/frontend.sock"
     rate       price and watts of one worker
-    ledger     given when it has objectives or limits of its own
+    ledger     given when it has objectives, limits or a past of its own
+    budgets    what sessions and tenants may spend; None: no limits
     expected   worker_id -> model of the deployment's workers, so that a model is known before it is ready
     """
 
@@ -56,6 +58,7 @@ class Dispatcher:
         *,
         rate: DeviceRate,
         ledger: Ledger | None = None,
+        budgets: BudgetConfig | None = None,
         expected: Mapping[str, str] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -64,7 +67,7 @@ class Dispatcher:
         self._config = config
         self._clock = clock or SystemClock()
         policy = load_policy(config.router, config.router_seed)
-        self._core = DispatchCore(config, policy, self.ledger, rate)
+        self._core = DispatchCore(config, policy, self.ledger, rate, budgets)
         for worker_id, model in (expected or {}).items():
             self._core.fleet.expect(worker_id, model, self._clock.now())
         self._streams: dict[str, TokenStream] = {}

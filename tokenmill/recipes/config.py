@@ -10,6 +10,7 @@ from tokenmill.api.config import ApiConfig
 from tokenmill.core.config import FrozenConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.slo import SLO
+from tokenmill.cost.budgets import BudgetConfig
 from tokenmill.engine.config import EngineConfig
 from tokenmill.models.store import default_name
 from tokenmill.operations.config import OperationsConfig
@@ -39,11 +40,15 @@ class CostConfig(FrozenConfig):
     price_per_hour  dollars per hour of this machine; None: the catalogue's entry for it
     watts           power draw of this machine; None: a meter, else the catalogue
     slo             latency objectives that make a token a good one, e.g. "ttft=500ms,tpot=50ms"
+    ledger          file (JSON lines) that the ledger is kept in over restarts; None: in memory
+    budgets         what sessions and tenants may spend, see BudgetConfig
     """
 
     price_per_hour: float | None = Field(default=None, ge=0)
     watts: float | None = Field(default=None, ge=0)
     slo: str | None = None
+    ledger: str | None = Field(default=None, min_length=1)
+    budgets: BudgetConfig = BudgetConfig()
 
     @field_validator("slo")
     @classmethod

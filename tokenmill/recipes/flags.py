@@ -97,6 +97,10 @@ FLAGS: tuple[Flag, ...] = (
     _fleet("drain-timeout", "drain_timeout_s", "Time to finish what runs after SIGTERM (30s).", "TIME"),
     _cost("price-per-hour", "Dollars per hour of this machine.", "USD"),
     _cost("watts", "Power draw of this machine.", "W"),
+    _cost("ledger", "File that costs are kept in over restarts (JSON lines).", "FILE"),
+    Flag("session-budget", "cost.budgets.session_usd", "Dollars that a session may cost.", "Cost", value="USD"),
+    Flag("tenant-budget", "cost.budgets.tenant_usd", "Dollars that a tenant may cost.", "Cost", value="USD"),
+    Flag("budget-action", "cost.budgets.when_spent", "When a budget is spent: stop or degrade.", "Cost"),
     _cost("slo", "Latency objectives: ttft=500ms,tpot=50ms.", "TEXT", "--goodput"),
 )
 
