@@ -23,9 +23,17 @@ def calibrate(
     served: bool = typer.Option(False, "--served", help="Measure a server, too: what HTTP and clients cost here."),
     sets: list[str] = typer.Option([], "--set", metavar="NAME=VALUE", help="Engine setting, e.g. num_threads=1."),
     seed: int = typer.Option(0, help="Of the prompts."),
+    curve: str | None = typer.Option(None, help="Fit to this curve of published points instead, e.g. c03."),
+    points: Path | None = typer.Option(None, help="CSV with the published points; default: those of the package."),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Measure steps of the real engine here and fit a step-time model (about a minute on an idle machine)."""
+    """Measure steps of the real engine here and fit a step-time model (about a minute on an idle machine).
+
+    With --curve nothing is measured: the slowdown of the software behind a published curve is fitted.
+    """
+    if curve is not None:
+        _from_points(curve, points, output, as_json=as_json)
+        return
     from tokenmill.bench.calibrate import CalibrateBench, run_calibration
     from tokenmill.cli.bench import _engine_settings
     from tokenmill.cli.output import download_progress
@@ -42,6 +50,22 @@ def calibrate(
         _show(report)
         print(f"written to {output}")
     print_json(report | {"output": str(output)})
+
+
+def _from_points(curve: str, points: Path | None, output: Path, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from tokenmill.cost.steptime.anchor import calibrate_curve
+    from tokenmill.cost.steptime.calibration import write_calibration
+    from tokenmill.cost.steptime.points import read_points
+    from tokenmill.infra.catalogue import load_catalogue
+
+    made = calibrate_curve(read_points(points), curve, load_catalogue())
+    write_calibration(made, output)
+    if not as_json:
+        print(f"{made.model} on {made.hardware}, {made.origin['engine']}, {made.origin['date']}: everything takes")
+        print(f"{made.slowdown:.2f} times as long as by the defaults ({made.origin['rows']}); written to {output}")
+    print_json(asdict(made) | {"output": str(output)})
 
 
 def _show(report: dict[str, Any]) -> None:

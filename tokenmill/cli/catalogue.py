@@ -14,14 +14,15 @@ _FILE = typer.Option(None, "--file", help="TOML with devices of your own, in the
 
 
 def build_app() -> typer.Typer:
-    app = typer.Typer(help="Devices: what they do, draw and cost: list, show.", no_args_is_help=True)
+    app = typer.Typer(help="Devices: what they do, draw and cost: list, show, measure.", no_args_is_help=True)
     app.command("list")(list_devices)
     app.command()(show)
+    app.command()(measure)
     return app
 
 
 def list_devices(file: Path | None = _FILE, as_json: bool = JSON_OPTION) -> None:
-    """List the devices; `this_machine` is measured by its own numbers, not by a catalogue entry."""
+    """List the devices; `this_machine` has FLOP/s and bandwidth once `catalogue measure` wrote them to a file."""
     devices = _devices(file)
     if as_json:
         print_json({"devices": {key: asdict(spec) for key, spec in devices.items()}})
@@ -49,6 +50,35 @@ def show(
     print_table(("figure", "value", "as of", "source", ""), rows)
 
 
+def measure(
+    output: Path = typer.Option(
+        Path("catalogue.toml"), "--output", "-o", help="File to write, for TOKENMILL_CATALOGUE."
+    ),
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Measure memory bandwidth and products of this machine, and write it as a catalogue entry."""
+    import time
+
+    import torch
+
+    from tokenmill.bench.machine_peaks import measure_peaks
+    from tokenmill.infra.catalogue_parse import device_toml
+
+    peaks = measure_peaks(torch.bfloat16)
+    here = _devices(None)["this_machine"]
+    text = device_toml(
+        here,
+        bf16_flops_per_s=peaks.flops_per_s,
+        memory_bytes_per_s=peaks.read_bytes_per_s,
+        source=f"measured by tokenmill with {peaks.num_threads} threads",
+        as_of=time.strftime("%Y-%m-%d"),
+    )
+    output.write_text(text, encoding="utf-8")
+    if not as_json:
+        print(text, end="")
+    print_json({"output": str(output), **peaks.to_dict()})
+
+
 def _devices(file: Path | None) -> dict[str, Any]:
     """The catalogue and this machine, whose share of a CPU server it is priced at."""
     from dataclasses import replace
@@ -57,6 +87,8 @@ def _devices(file: Path | None) -> dict[str, Any]:
     from tokenmill.infra.devices import detect_machine, machine_spec
 
     catalogue = load_catalogue(file)
+    if "this_machine" in catalogue.devices:
+        return catalogue.devices
     here = machine_spec(detect_machine(), catalogue)
     return catalogue.devices | {"this_machine": replace(here, key="this_machine")}
 

@@ -6,6 +6,7 @@ The form of the file is described at the top of catalogue.toml. Not responsible 
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -208,3 +209,35 @@ def _one_of(value: Any, enum: type[DeviceKind] | type[PriceKind], place: _Place)
     if value not in names:
         raise place.error(f"{value!r} is unknown; possible: {', '.join(names)}")
     return str(value)
+
+
+def device_toml(
+    spec: DeviceSpec, *, bf16_flops_per_s: float, memory_bytes_per_s: float, source: str, as_of: str
+) -> str:
+    """`spec` with measured peaks, in the form that parse_entries reads; other figures keep their own sources."""
+    lines = [f"[devices.{spec.key}]", f"name = {_quoted(spec.name)}", f"kind = {_quoted(spec.kind.value)}"]
+    lines += [f"domain_size = {spec.domain_size}", f"source = {_quoted(source)}", f"as_of = {_quoted(as_of)}"]
+    lines += [f"memory_gb_per_s = {memory_bytes_per_s / 1e9:.4g}"]
+    lines += [f"tflops = {{ bf16 = {bf16_flops_per_s / 1e12:.4g} }}"]
+    lines += [f"num_cores = {spec.num_cores:g}"] if spec.num_cores else []
+    for key, (field, factor) in _FIGURES.items():
+        figure = getattr(spec, field)
+        if figure is not None and key != "memory_gb_per_s":
+            lines.append(f"{key} = {{ value = {figure.value / factor:.6g}, {_origin_toml(figure)} }}")
+    lines.append("prices = [")
+    lines += [
+        f"    {{ kind = {_quoted(p.kind.value)}, usd_per_hour = {p.usd_per_hour:.6g}, {_origin_toml(p)} }},"
+        for p in spec.prices
+    ]
+    return "\n".join([*lines, "]"]) + "\n"
+
+
+def _origin_toml(figure: Figure | Price) -> str:
+    parts = [f"source = {_quoted(figure.source)}", f"as_of = {_quoted(figure.as_of)}"]
+    parts += ["estimated = true"] if figure.is_estimated else []
+    return ", ".join(parts + ([f"note = {_quoted(figure.note)}"] if figure.note else []))
+
+
+def _quoted(text: str) -> str:
+    """As a TOML string (JSON's escapes are TOML's)."""
+    return json.dumps(text, ensure_ascii=False)

@@ -12,7 +12,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tokenmill.cost.steptime.row_model import RowModel
+from tokenmill.core.errors import ConfigError
+from tokenmill.cost.steptime.calibration import SoftwareCalibration
+from tokenmill.cost.steptime.points import Point
+from tokenmill.cost.steptime.row_model import RowModel, row_models
+from tokenmill.infra.catalogue import Catalogue
 
 #: A slowdown is off by less than this four times of five: anchored on a row of the same curve, on a curve of another
 #: device with the same software, on nothing but similar curves. Set from the residuals of the published points.
@@ -64,6 +68,20 @@ def predict_row(row: RowModel, slowdown: float, range_factor: float, seen: str) 
     """The range is that of the slowdown, read through the model: on a steep part of a frontier it is wide."""
     values = [row.tput(slowdown * factor) or 0.0 for factor in (range_factor, 1.0, 1.0 / range_factor)]
     return RowPrediction(row, slowdown, values[1], values[0], values[2], seen)
+
+
+def calibrate_curve(points: Sequence[Point], curve: str, catalogue: Catalogue) -> SoftwareCalibration:
+    """The slowdown that all rows of a curve agree on best (geometric mean); ConfigError when there is no such curve."""
+    rows = [row for row in row_models(points, catalogue) if row.point.curve == curve]
+    if not rows:
+        known = sorted(by_curve(row_models(points, catalogue)))
+        raise ConfigError(f"no row of curve {curve!r} can be predicted: possible: {', '.join(known)}")
+    solved = [solve_slowdown(row) for row in rows]
+    point = rows[0].point
+    origin = {"curve": curve, "engine": point.engine, "date": point.date, "source": point.source}
+    origin |= {"rows": ", ".join(f"{row.point.id}: {slow:.3f}" for row, slow in zip(rows, solved, strict=True))}
+    slowdown = statistics.geometric_mean(solved)
+    return SoftwareCalibration(point.model, point.hardware, point.precision, slowdown, SAME_CURVE, origin)
 
 
 def by_curve(rows: Sequence[RowModel]) -> dict[str, list[RowModel]]:

@@ -34,7 +34,7 @@ class Efficiency:
     exchange_hop_s: float
     overlap: float = 0.0
     step_s: float = 0.0
-    range_factor: float = 1.6
+    range_factor: float = 1.9
 
     def slowed(self, factor: float) -> Efficiency:
         """Software that takes `factor` times as long for everything."""
