@@ -66,6 +66,13 @@ class KVCacheManager:
         self._retention_interval = retention_interval
         self._rebuild_blocks = _rebuild_blocks(groups, block_size) if retention_interval is None else 0
         self.pools = {g.name: BlockPool(g.name, num_blocks[g.name]) for g in self.groups}
+        self._windowed = [group for group in self.groups if group.window_tokens is not None]
+        #: Groups whose every block is published under its hash alone.
+        self._plain = {
+            g.name
+            for g in self.groups
+            if not g.lookahead_tokens and (g.window_tokens is None or (g.window_tokens and retention_interval == 1))
+        }
         self._sequences: dict[str, _SequenceBlocks] = {}
         self._total_bytes = sum(g.bytes_per_block * num_blocks[g.name] for g in self.groups)
 
@@ -160,14 +167,17 @@ class KVCacheManager:
 
     def reserve(self, request_id: str, num_tokens: int) -> bool:
         """Make blocks cover positions below `num_tokens` in every group, or change nothing and return False."""
-        sequence = self._sequences[request_id]
+        by_group = self._sequences[request_id].by_group
         end = -(-num_tokens // self.block_size)
-        missing = {name: end - blocks.end for name, blocks in sequence.by_group.items()}
-        if any(count > self.pools[name].num_available for name, count in missing.items()):
-            return False
-        for name, count in missing.items():
+        missing = []
+        for name, blocks in by_group.items():
+            count = end - blocks.first - len(blocks.ids)
             if count > 0:
-                sequence.by_group[name].ids.extend(self.pools[name].allocate(count))
+                if count > self.pools[name].num_available:
+                    return False
+                missing.append((name, count))
+        for name, count in missing:
+            by_group[name].ids.extend(self.pools[name].allocate(count))
         return True
 
     def advance(
@@ -186,11 +196,11 @@ class KVCacheManager:
         sequence = self._sequences[request_id]
         if self.enable_prefix_caching:
             self._publish(sequence, num_computed_tokens // self.block_size, block_hashes, token_ids, draft_rows_from)
-        for group in self.groups:
-            if group.window_tokens is not None:
-                blocks = sequence.by_group[group.name]
-                keep_from = group.first_needed_block(num_computed_tokens, self.block_size)
-                num_dead = max(0, min(keep_from - blocks.first, len(blocks.ids)))
+        for group in self._windowed:
+            blocks = sequence.by_group[group.name]
+            keep_from = group.first_needed_block(num_computed_tokens, self.block_size)
+            num_dead = min(keep_from - blocks.first, len(blocks.ids))
+            if num_dead > 0:
                 self.pools[group.name].release(blocks.ids[:num_dead])
                 del blocks.ids[:num_dead]
                 blocks.first += num_dead
@@ -203,16 +213,22 @@ class KVCacheManager:
         token_ids: Sequence[int],
         draft_rows_from: int | None,
     ) -> None:
-        for index in range(sequence.num_published, num_complete):
-            for group in self.groups:
-                if group.kind is GroupKind.DRAFT and (
-                    draft_rows_from is None or index * self.block_size < draft_rows_from
-                ):
-                    continue
-                blocks, key = sequence.by_group[group.name], self._key(group, index, block_hashes, token_ids)
-                if key is not None and blocks.first <= index < blocks.end and self._is_worth_keeping(group, index):
+        if num_complete <= sequence.num_published:
+            return
+        for group in self.groups:
+            blocks, first = sequence.by_group[group.name], sequence.num_published
+            if group.kind is GroupKind.DRAFT:
+                first = num_complete if draft_rows_from is None else max(first, -(-draft_rows_from // self.block_size))
+            first, end = max(first, blocks.first), min(num_complete, blocks.end)
+            if group.name in self._plain and first < end:
+                ids = blocks.ids[first - blocks.first : end - blocks.first]
+                self.pools[group.name].publish_all(ids, block_hashes[first:end])
+                continue
+            for index in range(first, end):
+                key = self._key(group, index, block_hashes, token_ids)
+                if key is not None and self._is_worth_keeping(group, index):
                     self.pools[group.name].publish(blocks.ids[index - blocks.first], key)
-        sequence.num_published = max(sequence.num_published, num_complete)
+        sequence.num_published = num_complete
 
     def _is_worth_keeping(self, group: CacheGroup, index: int) -> bool:
         """Will a boundary that window states are kept for need this block?"""

@@ -20,16 +20,17 @@ class BlockPool:
         assert num_blocks > 0, f"pool {name} has no blocks"
         self.name = name
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._num_refs = [0] * num_blocks
-        self._hash_of: list[bytes | None] = [None] * num_blocks
+        # A pool may have millions of blocks: those that were never used (from len(_num_refs) on) are not written down.
+        self._free: list[int] = []
+        self._num_refs: list[int] = []
+        self._hash_of: list[bytes | None] = []
         self._block_of: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can give: free ones, then cached ones."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + self.num_blocks - len(self._num_refs) + len(self._cached)
 
     @property
     def num_active(self) -> int:
@@ -51,6 +52,10 @@ class BlockPool:
     def _take(self) -> int:
         if self._free:
             block_id = self._free.pop()
+        elif len(self._num_refs) < self.num_blocks:
+            self._num_refs.append(1)
+            self._hash_of.append(None)
+            return len(self._num_refs) - 1
         else:
             block_id, _ = self._cached.popitem(last=False)
             self._unpublish(block_id)
@@ -65,21 +70,29 @@ class BlockPool:
 
     def release(self, block_ids: Iterable[int]) -> None:
         """Drop one reference each, in the order in which the blocks should later be evicted."""
+        num_refs, hash_of = self._num_refs, self._hash_of
         for block_id in block_ids:
-            assert self._num_refs[block_id] > 0, f"pool {self.name}: block {block_id} released twice"
-            self._num_refs[block_id] -= 1
-            if self._num_refs[block_id] == 0:
-                if self._hash_of[block_id] is None:
+            refs = num_refs[block_id] - 1
+            assert refs >= 0, f"pool {self.name}: block {block_id} released twice"
+            num_refs[block_id] = refs
+            if refs == 0:
+                if hash_of[block_id] is None:
                     self._free.append(block_id)
                 else:
                     self._cached[block_id] = None
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
         """Make the complete content of an active block findable. The first block of equal content wins."""
-        assert self._num_refs[block_id] > 0, f"pool {self.name}: publishing unreferenced block {block_id}"
-        if self._hash_of[block_id] is None and block_hash not in self._block_of:
-            self._hash_of[block_id] = block_hash
-            self._block_of[block_hash] = block_id
+        self.publish_all((block_id,), (block_hash,))
+
+    def publish_all(self, block_ids: Iterable[int], block_hashes: Iterable[bytes]) -> None:
+        """The same of several."""
+        num_refs, hash_of, block_of = self._num_refs, self._hash_of, self._block_of
+        for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
+            assert num_refs[block_id] > 0, f"pool {self.name}: publishing unreferenced block {block_id}"
+            if hash_of[block_id] is None and block_hash not in block_of:
+                hash_of[block_id] = block_hash
+                block_of[block_hash] = block_id
 
     def _unpublish(self, block_id: int) -> None:
         block_hash = self._hash_of[block_id]
