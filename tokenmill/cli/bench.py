@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from tokenmill.cli import bench_generator, bench_peers, bench_predict, bench_serve
+from tokenmill.cli import bench_generator, bench_pareto, bench_peers, bench_predict, bench_quality, bench_serve
 from tokenmill.cli.bench_options import JSON, OUTPUT, PRICE, WATTS, finish
 from tokenmill.cli.output import note
 
@@ -16,7 +16,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(help="Measure throughput, latency and cost.", no_args_is_help=True)
     app.command()(throughput)
     app.command()(context)
-    for module in (bench_serve, bench_generator, bench_peers, bench_predict):
+    for module in (bench_serve, bench_generator, bench_pareto, bench_peers, bench_quality, bench_predict):
         module.add_to(app)
     return app
 

@@ -194,3 +194,23 @@ def generator_table(result: dict[str, Any]) -> None:
     )
     for problem in result["problems"]:
         print(f"note: {problem}")
+
+
+def pareto_table(result: dict[str, Any]) -> None:
+    headers = ("curve", "conc.", "tok/s/device", "tok/s/user", "TTFT ms", "$/M total", "$/M output", "J/token", "")
+    rows = [
+        (
+            point["curve"],
+            point["concurrency"],
+            _number(point["tput_per_gpu"]),
+            _number(point["interactivity"]),
+            _ms(point["ttft_s_p50"]),
+            _usd(point["usd_per_mtok_total"]),
+            _usd(point["usd_per_mtok_output"]),
+            _number(point["joules_per_token"]),
+            "on the frontier" if point["concurrency"] in result["frontiers"][point["curve"]] else "",
+        )
+        for point in result["points"]
+    ]
+    print_table(headers, rows)
+    print(f"written: {', '.join(result['files'].values())}")

@@ -60,7 +60,7 @@ def serve(
     from tokenmill.core.slo import SLO
     from tokenmill.core.units import parse_seconds
 
-    chosen = None if trace else _workload(workload, scale, max_model_len, isl, osl, num_shared)
+    chosen = None if trace else chosen_workload(workload, scale, max_model_len, isl, osl, num_shared)
     rates = _rates(request_rate)
     if trace is None and concurrency is None and not rates and chosen is not None:
         concurrency = chosen.load.concurrency
@@ -137,7 +137,7 @@ def _rates(text: str | None) -> tuple[float, ...]:
         raise ConfigError(f"--request-rate {text!r} is not a rate: write 4, or 1,8 for a ramp from 1 to 8") from None
 
 
-def _workload(
+def chosen_workload(
     name: str | None, scale: str | None, max_model_len: int | None, isl: str, osl: str, num_shared: int
 ) -> Any:
     from tokenmill.core.errors import ConfigError
