@@ -50,8 +50,8 @@ def build_processes(given: DeploymentConfig, resolved: DeploymentConfig, paths: 
     env = _frontend_args(resolved, rate, expected, Path()).to_env()
     frontend = ProcessSpec("frontend", _frontend_argv(resolved, rate, expected), env)
     specs = [
-        ProcessSpec(worker_id, _worker_argv(model, path, resolved, rate, num_workers), _worker_env())
-        for worker_id, (model, path) in workers.items()
+        ProcessSpec(worker_id, _worker_argv(model, path, resolved, rate, num_workers, index), _worker_env())
+        for index, (worker_id, (model, path)) in enumerate(workers.items())
     ]
     return Processes(frontend, tuple(specs))
 
@@ -89,7 +89,7 @@ def _worker_env() -> dict[str, str]:
 
 
 def _worker_argv(
-    model: ModelConfig, path: str, config: DeploymentConfig, rate: DeviceRate, num_workers: int
+    model: ModelConfig, path: str, config: DeploymentConfig, rate: DeviceRate, num_workers: int, index: int
 ) -> Callable[[LaunchContext], Sequence[str]]:
     def argv(context: LaunchContext) -> Sequence[str]:
         args = WorkerArgs(
@@ -102,6 +102,7 @@ def _worker_argv(
             engine_config=model.engine,
             operations_config=config.operations,
             num_workers=num_workers,
+            index=index,
             watts=rate.watts,
             started_s=context.started_s,
             parent_pid=context.parent_pid,

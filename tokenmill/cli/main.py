@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tokenmill.core.errors import BadRequestError, SetupError, TokenmillError
 
 #: Processes of a deployment, started by the supervisor with a command line of their own.
-_PROCESSES = {"worker": "tokenmill.operations.worker.main:main", "frontend": "tokenmill.api.server:main"}
+_PROCESSES = {"worker": "tokenmill.operations.worker.main:run_and_leave", "frontend": "tokenmill.api.server:main"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,15 +42,17 @@ def load_engine(
     *,
     name: str,
     num_workers: int = 1,
+    worker_index: int | None = None,
 ) -> Engine:
     """Load a model folder or .gguf file and build its engine.
 
     name         what clients call the model
     num_workers  workers that share this machine: threads and memory are divided by it
+    worker_index  which of them this is: the process is bound to its share of the cores; None: it is not
 
     Raises CheckpointError or ConfigError when the model or the settings cannot be used.
     """
-    num_threads = thread_count(config.num_threads, num_cores=len(os.sched_getaffinity(0)), num_workers=num_workers)
+    num_threads = _take_cores(config.num_threads, num_workers, worker_index)
     import torch
 
     from tokenmill.engine.runners.torch_runner import TorchRunner
@@ -109,6 +112,23 @@ def _proposer(
 
     context = BuildContext(config.speculative_config, loaded, groups, block_size, max_model_len, load_draft)
     return build_proposer(context)
+
+
+def _take_cores(asked: int | None, num_workers: int, index: int | None) -> int:
+    """Threads of this worker; where every worker has cores of its own, it stays on them: threads that are moved, or
+    that meet another worker's on a core, make all threads of a step wait."""
+    cores = sorted(os.sched_getaffinity(0))
+    num_threads = thread_count(asked, num_cores=len(cores), num_workers=num_workers)
+    if index is not None and 1 < num_workers <= len(cores) and num_threads <= len(cores) // num_workers:
+        os.sched_setaffinity(0, share_of_cores(cores, index, num_workers))
+    return num_threads
+
+
+def share_of_cores(cores: Sequence[int], index: int, num_workers: int) -> list[int]:
+    """Neighbouring cores of worker `index`; what division leaves over goes to the first workers."""
+    size, more = divmod(len(cores), num_workers)
+    begin = index % num_workers * size + min(index % num_workers, more)
+    return list(cores[begin : begin + size + (index % num_workers < more)])
 
 
 def thread_count(asked: int | None, *, num_cores: int, num_workers: int) -> int:

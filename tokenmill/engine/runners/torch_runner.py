@@ -136,7 +136,7 @@ class TorchRunner:
         if not sampling:
             return []
         ends = [(batch.cu_seqlens[b + 1] - len(proposals[b].token_ids) - 1, batch.cu_seqlens[b + 1]) for b in sampling]
-        logits = self._model.compute_logits(hidden[torch.cat([torch.arange(*rows) for rows in ends])])
+        logits = self._model.compute_logits(hidden[[row for first, end in ends for row in range(first, end)]])
         masks = pending.take()
         states = [self._states[plan.sequences[b].request_id] for b in sampling]
         rows = [

@@ -35,6 +35,7 @@ class WorkerArgs:
     name           what clients call the model
     model          path of the model, already resolved; with the modelled engine: of a tokenizer, or ""
     num_workers    workers that share this machine
+    index          which of them this is: it gets that share of the cores; None: all cores
     watts          draw of this worker's share, for the modelled meter; None: no meter at all
     started_s      host-monotonic second at which the process was spawned; None: take it from the system
     parent_pid     the supervisor; None when started by hand
@@ -50,6 +51,7 @@ class WorkerArgs:
     modelled_config: ModelledConfig = field(default_factory=ModelledConfig)
     operations_config: OperationsConfig = field(default_factory=OperationsConfig)
     num_workers: int = 1
+    index: int | None = None
     watts: float | None = None
     started_s: float | None = None
     parent_pid: int | None = None
@@ -68,7 +70,12 @@ class WorkerArgs:
             f"--operations-config={self.operations_config.model_dump_json(exclude_defaults=True)}",
             f"--num-workers={self.num_workers}",
         ]
-        for flag, value in (("watts", self.watts), ("started-s", self.started_s), ("parent-pid", self.parent_pid)):
+        for flag, value in (
+            ("index", self.index),
+            ("watts", self.watts),
+            ("started-s", self.started_s),
+            ("parent-pid", self.parent_pid),
+        ):
             if value is not None:
                 argv.append(f"--{flag}={value}")
         return argv
@@ -86,6 +93,7 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
     parser.add_argument("--modelled-config", type=ModelledConfig.model_validate_json, default=ModelledConfig())
     parser.add_argument("--operations-config", type=OperationsConfig.model_validate_json, default=OperationsConfig())
     parser.add_argument("--num-workers", type=int, default=1)
+    parser.add_argument("--index", type=int)
     parser.add_argument("--watts", type=float)
     parser.add_argument("--started-s", type=float)
     parser.add_argument("--parent-pid", type=int)

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from tokenmill.core.clock import SystemClock
 from tokenmill.core.errors import ResourceError, SetupError
@@ -47,6 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _serve(args, engine, lifeline, started_s, read_joules)
     finally:
         watch.clean_up()
+
+
+def run_and_leave(argv: Sequence[str] | None = None) -> NoReturn:
+    """`main` as a process: once the link is closed nothing is left to say, and tearing torch down takes 0.4 s."""
+    code = main(argv)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _serve(
@@ -99,7 +109,9 @@ def build_engine(args: WorkerArgs) -> EngineLike:
     from tokenmill.engine.load import load_engine
 
     try:
-        return load_engine(args.model, args.engine_config, name=args.name, num_workers=args.num_workers)
+        return load_engine(
+            args.model, args.engine_config, name=args.name, num_workers=args.num_workers, worker_index=args.index
+        )
     except MemoryError as error:
         raise ResourceError(
             f"model {args.name!r} does not fit the memory of this machine: take a smaller one, or fewer workers"
@@ -127,4 +139,4 @@ def process_started_s() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_leave()
