@@ -30,7 +30,8 @@ def test_catalogue_refuses_unknown_devices_with_the_nearest(run: Callable) -> No
 def test_catalogue_takes_devices_of_a_user(run: Callable, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        '[devices.mine]\nname = "Mine"\nkind = "gpu"\ndomain_size = 2\nmemory_gb = 24\nsource = "box"\nas_of = "2026-01"\n'
+        '[devices.mine]\nname = "Mine"\nkind = "gpu"\ndomain_size = 2\nmemory_gb = 24\n'
+        'source = "the box"\nas_of = "2026-01"\n'
     )
     assert run("catalogue", "show", "mine", "--file", str(path)).code == 0
     path.write_text("[devices.mine]\nmemory_gb = -1\n")

@@ -16,7 +16,7 @@ from tokenmill.cost.steptime import anchor as anchors
 from tokenmill.cost.steptime.anchor import RowPrediction
 from tokenmill.cost.steptime.efficiency import FITTED, default_efficiency
 from tokenmill.cost.steptime.points import Point, read_points
-from tokenmill.cost.steptime.row_model import RowModel, row_models
+from tokenmill.cost.steptime.row_model import RowModel, split_rows
 from tokenmill.infra.catalogue import load_catalogue
 
 _FEWEST_RANKED = 5
@@ -26,7 +26,7 @@ def run_predict_bench(points_file: Path | None = None, known: str = "c03", left_
     """JSON-able. `known` and `left_out`: curves of the same software on two devices, where the file has both."""
     points = read_points(points_file)
     catalogue = load_catalogue()
-    rows = row_models(points, catalogue)
+    rows, refused = split_rows(points, catalogue)
     if not rows:
         raise ConfigError(f"{points_file or 'the published points'} hold no row that can be predicted")
     curves = anchors.by_curve(rows)
@@ -42,7 +42,7 @@ def run_predict_bench(points_file: Path | None = None, known: str = "c03", left_
     return {
         "bench": "predict",
         "num_points": len(points),
-        "not_predicted": {point.id: why for point in points if (why := point.why_not())},
+        "not_predicted": refused,
         "fitted": {name: getattr(default_efficiency(catalogue.get("gb300_nvl72")), name) for name in FITTED},
         "curves": {curve: _curve(curves[curve], slow) for curve, (_, slow) in slowdowns.items()},
         "anchored": [_row(p) for p in predictions],

@@ -69,6 +69,13 @@ class Frontier:
     space: Space
     efficiency: Efficiency
 
+    def check(self) -> None:
+        """ResourceError when no layout that may be used holds the model."""
+        for layout in self.layouts:
+            if self._fits(layout):
+                return
+        check_fits(self.work, self.spec, Parallel.parse(self.layouts[-1]), self.traffic.decode_context)
+
     @cached_property
     def servers(self) -> Servers:
         names = {*self.layouts, *self.prefill_layouts}

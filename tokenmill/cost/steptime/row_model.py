@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from tokenmill.core.errors import SetupError
 from tokenmill.cost.steptime.efficiency import Efficiency, default_efficiency
 from tokenmill.cost.steptime.frontier import Choice, Frontier, Space
 from tokenmill.cost.steptime.parallel import Parallel
@@ -90,16 +91,28 @@ def row_models(
 
     efficiencies  by hardware key, in place of the defaults (for fitting)
     """
+    return split_rows(points, catalogue, efficiencies)[0]
+
+
+def split_rows(
+    points: Sequence[Point], catalogue: Catalogue, efficiencies: dict[str, Efficiency] | None = None
+) -> tuple[list[RowModel], dict[str, str]]:
+    """-> (a model per predictable row, why not by id of the others)."""
     frontiers: dict[tuple[object, ...], Frontier] = {}
-    models = []
+    models, refused = [], {}
     for point in points:
-        if point.why_not() is not None:
-            continue
+        reason = point.why_not()
         key = (point.model, point.hardware, point.precision, point.isl, point.osl, _space(point, points))
-        if key not in frontiers:
-            frontiers[key] = _frontier(point, points, catalogue, efficiencies or {})
-        models.append(RowModel(point, frontiers[key]))
-    return models
+        try:
+            if reason is None and key not in frontiers:
+                frontiers[key] = _frontier(point, points, catalogue, efficiencies or {})
+        except SetupError as error:  # a device, precision or size that the model does not know
+            reason = error.message.split(":")[0]
+        if reason is None:
+            models.append(RowModel(point, frontiers[key]))
+        else:
+            refused[point.id] = reason
+    return models, refused
 
 
 def _frontier(
@@ -109,7 +122,9 @@ def _frontier(
     spec = catalogue.get(point.hardware)
     efficiency = efficiencies.get(spec.key) or default_efficiency(spec)
     traffic = Traffic(_MEAN_LENGTH * point.isl, _MEAN_LENGTH * point.osl)
-    return Frontier(describe_model(point.model, point.precision), spec, traffic, _space(point, points), efficiency)
+    made = Frontier(describe_model(point.model, point.precision), spec, traffic, _space(point, points), efficiency)
+    made.check()
+    return made
 
 
 def _space(point: Point, points: Sequence[Point]) -> Space:
