@@ -22,6 +22,7 @@ from tokenmill.models import llama_weights, work
 from tokenmill.models.allocate import lazy_zeros
 from tokenmill.models.base import Caches
 from tokenmill.models.batch import ForwardBatch
+from tokenmill.models.features import Features
 from tokenmill.models.groups import attention_groups, group_name
 from tokenmill.models.llama_config import LlamaConfig, read_llama_config
 from tokenmill.models.llama_native import NativeLlama, unsupported_reason
@@ -58,6 +59,7 @@ class Llama:
         self.config = config
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_model_len
+        self.num_layers, self.hidden_size = config.num_layers, config.hidden_size
         self.num_parameters = work.num_parameters(config)
         self._weights = weights
         self._kernels = kernels
@@ -87,18 +89,35 @@ class Llama:
 
     def forward(self, batch: ForwardBatch, caches: Caches) -> Tensor:
         """Final hidden states [T, C], normalised."""
+        return self._run(batch, caches, None)
+
+    def forward_with_features(self, batch: ForwardBatch, caches: Caches, features: Features) -> tuple[Tensor, Tensor]:
+        """See base.ShowingModel; there is one stream only."""
+        assert features.layers, "this model has no streams to show"
+        seen: dict[int, Tensor] = dict.fromkeys(features.layers, torch.empty(0))
+        hidden = self._run(batch, caches, seen)
+        return hidden, torch.cat([seen[i] for i in features.layers], dim=-1)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[n] -> [n, C]"""
+        return self._kernels.embedding(self._weights.embedding, token_ids)
+
+    def _run(self, batch: ForwardBatch, caches: Caches, seen: dict[int, Tensor] | None) -> Tensor:
+        """seen: filled with the residual stream after the layers that are its keys."""
         kernels, eps = self._kernels, self.config.rms_norm_eps
         cos, sin = self._rotary.rows(batch.positions)
         plans = {w: kernels.attention.plan(_paged(batch, w), spec, self._dtype) for w, spec in self._specs.items()}
         layer_caches = {window: iter(caches[group_name(window)]) for window in self._specs}
         x = kernels.embedding(self._weights.embedding, batch.token_ids)  # [T, C]
-        for layer, window in zip(self._weights.layers, self.config.layer_windows, strict=True):
+        for i, (layer, window) in enumerate(zip(self._weights.layers, self.config.layer_windows, strict=True)):
             h = kernels.rms_norm(x, layer.attention_norm, eps)
             q, k, v = self._project(layer, h, cos, sin)
             h = kernels.attention.attend(q, k, v, next(layer_caches[window]), plans[window])
             x = layer.o(h.flatten(1), add=x)
             h = layer.gate_up(kernels.rms_norm(x, layer.mlp_norm, eps))
             x = layer.down(kernels.silu_mul(h), add=x)
+            if seen is not None and i in seen:
+                seen[i] = x.clone()
         return kernels.rms_norm(x, self._weights.norm, eps)
 
     def _project(self, layer: LlamaLayer, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,7 +133,7 @@ class Llama:
         return qk[:, : c.num_heads], qk[:, c.num_heads :], v
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self._weights.head(hidden).float()
+        return self._weights.head(hidden.to(self._dtype)).float()
 
     def commit(self, batch: ForwardBatch, caches: Caches, num_accepted: Sequence[int]) -> None:
         """Nothing to do: rows behind the accepted ones are overwritten before they are ever read."""

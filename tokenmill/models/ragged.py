@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ def group_table(tables: Sequence[BlockTable]) -> GroupTable:
 def ragged_batch(
     token_ids: Sequence[Sequence[int]],
     starts: Sequence[int],
-    tables: dict[str, Sequence[BlockTable]],
+    tables: Mapping[str, Sequence[BlockTable]],
     block_size: int,
 ) -> ForwardBatch:
     """Sequence b computes token_ids[b] from position starts[b] on; every position before is in its caches."""

@@ -69,6 +69,11 @@ class Tokenizer:
         path = Path(path)
         return cls(read_source(path), path)
 
+    def vocabulary(self) -> dict[str, int]:
+        """Token -> id, added tokens included: two tokenizers of equal vocabularies mean the same by an id."""
+        vocabulary: dict[str, int] = self._hf.get_vocab(with_added_tokens=True)
+        return vocabulary
+
     @property
     def chat_template(self) -> str | None:
         """The default one; None: this model takes plain text only."""

@@ -66,5 +66,10 @@ def _load(method: str, context: BuildContext) -> Proposer:
 def _model_method(context: BuildContext) -> str | None:
     """What `auto` uses beside n-grams: the drafter that was given, else the target's own MTP blocks, else nothing."""
     if context.config.model is not None:
-        return "draft_model"
+        from tokenmill.models.dflash.config import ARCHITECTURE
+        from tokenmill.models.registry import architecture_of
+        from tokenmill.models.weights import open_checkpoint
+
+        architecture = architecture_of(open_checkpoint(context.require_model("auto")))
+        return "dflash" if architecture == ARCHITECTURE else "draft_model"
     return "mtp" if getattr(context.target.model, "num_mtp", 0) else None

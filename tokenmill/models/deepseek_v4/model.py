@@ -68,6 +68,7 @@ class V4Base:
         self.formats = formats
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_position_embeddings
+        self.num_layers, self.hidden_size = config.num_hidden_layers, config.hidden_size
         self.num_parameters = count_parameters(weights)
         self.num_mtp = len(weights.mtp)
         self._dtype = dtype
@@ -95,6 +96,10 @@ class V4Base:
         raise NotImplementedError
 
     def collapse(self, streams: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[n] -> [n, C]"""
         raise NotImplementedError
 
     def _check_mtp(self) -> None:
@@ -195,6 +200,9 @@ class DeepseekV4(V4Base):
             pending.hca[layer] = hca_drafts
             return hca_rows
         return None
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self._kernels.embedding(self._embed, token_ids)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, C] -> [R, V] float32."""

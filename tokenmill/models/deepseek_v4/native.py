@@ -260,6 +260,9 @@ class NativeDeepseekV4(V4Base):
         self._library.collapse(byref(self._model), byref(collapse), streams.data_ptr(), len(streams), hidden.data_ptr())
         return hidden
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self._native.embed[token_ids]
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, C] -> [R, V] float32."""
         hidden = hidden.contiguous()
