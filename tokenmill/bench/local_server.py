@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
 from tokenmill.core.errors import SetupError
@@ -20,14 +22,18 @@ _NUM_KEPT_LINES = 20
 
 
 @contextmanager
-def local_server(arguments: Sequence[str], *, is_quiet: bool = False, start_timeout_s: float = 600.0) -> Iterator[str]:
+def local_server(
+    arguments: Sequence[str], *, is_quiet: bool = False, start_timeout_s: float = 600.0, tree: Path | None = None
+) -> Iterator[str]:
     """The base URL of `tokenmill serve ARGUMENTS --port 0`; it is drained and stopped at the end, whatever happens.
 
     is_quiet  its log is shown only when it does not come up
+    tree      a checkout of another commit, whose code is to run in place of ours
     """
     command = [sys.executable, "-m", "tokenmill.cli.main", "serve", *arguments, "--port", "0"]
     stderr = subprocess.PIPE if is_quiet else None
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, bufsize=1)
+    env = None if tree is None else os.environ | {"PYTHONPATH": str(tree)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, bufsize=1, cwd=tree, env=env)
     found: queue.Queue[str | None] = queue.Queue()
     readers = [_Reader(process.stdout, lambda line: _look_for_url(line, found), lambda: found.put(None))]
     if process.stderr is not None:

@@ -7,16 +7,35 @@ from typing import Any
 
 import typer
 
-from tokenmill.cli import bench_generator, bench_pareto, bench_peers, bench_predict, bench_quality, bench_serve
+from tokenmill.cli import (
+    bench_compare,
+    bench_generator,
+    bench_pareto,
+    bench_peers,
+    bench_predict,
+    bench_quality,
+    bench_serve,
+)
 from tokenmill.cli.bench_options import JSON, OUTPUT, PRICE, WATTS, finish
 from tokenmill.cli.output import note
+
+#: command families, each in a module of its own
+_FAMILIES = (
+    bench_serve,
+    bench_compare,
+    bench_generator,
+    bench_pareto,
+    bench_peers,
+    bench_quality,
+    bench_predict,
+)
 
 
 def build_app() -> typer.Typer:
     app = typer.Typer(help="Measure throughput, latency and cost.", no_args_is_help=True)
     app.command()(throughput)
     app.command()(context)
-    for module in (bench_serve, bench_generator, bench_pareto, bench_peers, bench_quality, bench_predict):
+    for module in _FAMILIES:
         module.add_to(app)
     return app
 

@@ -214,3 +214,20 @@ def pareto_table(result: dict[str, Any]) -> None:
     ]
     print_table(headers, rows)
     print(f"written: {', '.join(result['files'].values())}")
+
+
+def compare_table(result: dict[str, Any]) -> None:
+    base = result["base"]
+    labels = list(result["rounds"][0])
+    others = [label for label in labels if label != base]
+    rows = []
+    for name, compared in result["metrics"].items():
+        row = [name + (" (more is better)" if compared["more_is_better"] else "")]
+        row += [_number(compared["median"].get(label)) for label in (base, *others)]
+        for label in others:
+            ratio = compared["ratio"].get(label)
+            row.append(f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-")
+        rows.append(row)
+    print_table(("median", base, *others, *(f"{label} / {base}" for label in others)), rows)
+    for problem in result["problems"][:5]:
+        print(f"note: {problem}")
