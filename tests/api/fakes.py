@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from itertools import count, islice
 from pathlib import Path
 
+from tokenmill.api.ledger_file import wall_epoch_s
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.request import FinishReason, Request, TokenDelta, TokenLogprob
@@ -61,7 +62,7 @@ class FakeDispatcher:
     """
 
     def __init__(self, *cards: ModelCard) -> None:
-        self.ledger = Ledger()
+        self.ledger = Ledger(epoch_s=wall_epoch_s())
         self.all_cards = {one.name: one for one in (cards or (card(),))}
         self.script: Script = alphabet
         self.cut: Callable[[Request], Iterable[int]] | None = None

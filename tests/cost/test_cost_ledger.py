@@ -511,7 +511,7 @@ def test_old_minutes_become_hours_and_days_without_loss(teller: Any) -> None:
         ledger.begin(f"r{i}", "m", session=f"s{i}")
         ledger.step(worker.frame({f"r{i}": 1.0}, idle_s=3599.0))
         ledger.finish(f"r{i}")
-    ledger.settle()
+    ledger.take_additions()
     cells = list(ledger.cells())
     assert len({minute for minute, _, _ in cells}) < 24 * 15 + 10
     assert sum((cell.freeze() for _, _, cell in cells), NOTHING).whole.seconds == worker.until_s
@@ -524,7 +524,7 @@ def test_too_many_cells_drop_the_oldest_sessions() -> None:
     book = CellBook(max_tenants=10, max_cells=50)
     for i in range(200):
         book.cell(i // 20, Owner("m", "t", f"s{i}")).counts.num_requests += 1
-        book.settle()
+        book.take_additions()
     cells = list(book.all())
     assert len(cells) <= 60
     assert sum(cell.counts.num_requests for _, _, cell in cells) == book.totals("m").counts.num_requests == 200

@@ -13,9 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from tokenmill.core.request import TokenDelta
+from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.ticks import deal, to_ticks
 from tokenmill.core.wire import StepFrame, WorkerStats
+from tokenmill.cost.budgets import BudgetConfig, find_spent
 from tokenmill.cost.cells import Cell, Owner
 from tokenmill.cost.ledger import Ledger
 from tokenmill.cost.rates import DeviceRate
@@ -34,6 +35,13 @@ RATES = {name: DeviceRate(usd_per_hour=0.36 * (i + 1), watts=10.5 * (i + 1)) for
 RATES["gang"] = RATES["gang"].gang(3)
 TENANTS = (None, "t1", "t2")
 SESSIONS = (None, "s1", "s2", "s3")
+
+
+def new_ledger() -> Ledger:
+    """The first minute is over after a second, so that most runs cross it."""
+    ledger = Ledger(max_ended=MAX_ENDED, max_finished=3, epoch_s=59.0)
+    ledger.keep_additions()
+    return ledger
 
 
 def covered_s(frame: StepFrame) -> float:
@@ -83,7 +91,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.ledger = Ledger(max_ended=MAX_ENDED, max_finished=3)
+        self.ledger = new_ledger()
         self.now = 0
         self.processes: dict[str, Process] = {}
         self.all: list[Process] = []
@@ -208,18 +216,31 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def write_down(self) -> None:
         """What the journal gets is what was added: a frontend that dies after it has lost nothing."""
-        self.written += self.ledger.settle()
+        self.written += self.ledger.take_additions()
 
     @rule()
     def frontend_restarts(self) -> None:
         """A new ledger reads what was written; processes go on where their bill stopped."""
-        self.written += self.ledger.settle()
-        old, self.ledger = self.ledger, Ledger(max_ended=MAX_ENDED, max_finished=3)
+        self.written += self.ledger.take_additions()
+        old, self.ledger = self.ledger, new_ledger()
         self.ledger.restore_cells(self.written)
         self.ledger.restore_lives(old.lives().items())
         self.ledger._folded_balance = old._folded_balance
         self.ledger.num_refused_frames = old.num_refused_frames
         assert self.ledger.totals() == old.totals()
+
+    @rule(request_id=st.sampled_from(REQUESTS), usd=st.sampled_from([0.0, 1e-5, 1e-3]))
+    def a_budget_ends_it(self, request_id: str, usd: float) -> None:
+        """As the dispatcher does it: what has a spent session in its line of parents ends; what follows is overrun."""
+        entry = self.ledger.request(request_id)
+        if entry is None or entry.owner.session is None:
+            return
+        request = Request(request_id=request_id, model="m-w0", prompt_token_ids=[1], session_id=entry.owner.session)
+        spent = find_spent(request, BudgetConfig(session_usd=usd), self.ledger, is_running=True)
+        line = self.ledger.spending.line_of(entry.owner.session)
+        assert (spent is not None) == any(self.ledger.spending.session_usd(name) >= usd for name in line)
+        if spent is not None:
+            self.ledger.finish(request_id)
 
     @rule(request_id=st.sampled_from(REQUESTS), is_complete=st.booleans())
     def finish(self, request_id: str, is_complete: bool) -> None:

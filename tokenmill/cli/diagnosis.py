@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenmill
-from tokenmill.core.errors import TokenmillError
+from tokenmill.core.errors import ResourceError, TokenmillError
 from tokenmill.core.units import format_bytes
 
 _PACKAGES = ("torch", "safetensors", "gguf", "tokenizers", "numpy", "pyzmq", "fastapi", "uvicorn", "transformers")
@@ -21,17 +22,20 @@ _OPTIONAL = {"gguf": ".gguf files (such as the default model) are read with it"}
 
 
 def diagnose() -> dict[str, Any]:
-    """One JSON-able report; `missing` lists what must be installed, `advice` what would be good to have."""
+    """One JSON-able report; `missing` lists what must be installed or mended, `advice` what would be good to have."""
+    machine, price, cache = _part(_machine), _part(_price), _part(_cache)
+    needed = {"machine": machine, "price": price, "cache": cache}
+    broken = [f"{title}: {part['error']}" for title, part in needed.items() if "error" in part]
     return {
         "tokenmill": tokenmill.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "machine": _part(_machine),
-        "price": _part(_price),
+        "machine": machine,
+        "price": price,
         "kernels": _part(_kernels),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
-        "cache": _part(_cache),
-        "missing": _absent(_NEEDED, "pip install 'tokenmill[engine]'"),
+        "cache": cache,
+        "missing": _absent(_NEEDED, "pip install 'tokenmill[engine]'") + broken,
         "advice": _absent(_OPTIONAL, "pip install 'tokenmill[gguf]'"),
     }
 
@@ -44,7 +48,7 @@ def render(report: dict[str, Any]) -> str:
         lines += [f"  {key}: {_shown(value)}" for key, value in report[title].items()]
     for title in ("missing", "advice"):
         lines += [f"{title}: {text}" for text in report[title]]
-    lines.append("nothing needed is missing" if not report["missing"] else "not ready: install what is missing")
+    lines.append("nothing needed is missing" if not report["missing"] else "not ready: mend what is missing")
     return "\n".join(lines)
 
 
@@ -106,9 +110,12 @@ def _cache() -> dict[str, Any]:
     from tokenmill.models.store import list_models
 
     folder = cache_folder("models")
+    nearest = _existing(folder)
+    if not (nearest.is_dir() and os.access(nearest, os.R_OK | os.W_OK | os.X_OK)):
+        raise ResourceError(f"{nearest} is no folder that can be read and written: set TOKENMILL_CACHE to another")
     return {
         "folder": str(folder),
-        "free": format_bytes(shutil.disk_usage(_existing(folder)).free),
+        "free": format_bytes(shutil.disk_usage(nearest).free),
         "models": [model.spec for model in list_models() if model.is_local],
     }
 

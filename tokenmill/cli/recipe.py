@@ -38,7 +38,24 @@ def show(
 
     from tokenmill.recipes.load import load_deployment
 
-    print_config(load_deployment(sources, sets=sets, environ=os.environ), resolved=resolved, as_json=as_json)
+    config = load_deployment(sources, sets=sets, environ=os.environ)
+    _check_models(sources, config)
+    print_config(config, resolved=resolved, as_json=as_json)
+
+
+def _check_models(sources: list[str], config: Any) -> None:
+    """A model named here has to exist: a slip of the pen must not look like a recipe. CheckpointError when it does not.
+
+    What a recipe file names is not looked at: it may be for another machine.
+    """
+    from tokenmill.models.store import find_local
+    from tokenmill.recipes.load import shipped_recipes
+
+    computed = {model.model for model in config.models if model.runner == "native"}
+    for source in sources:
+        is_recipe = source.endswith((".yaml", ".yml")) or source in shipped_recipes()
+        if not is_recipe and source in computed:
+            find_local(source)
 
 
 def print_config(config: Any, *, resolved: bool, as_json: bool) -> None:

@@ -73,7 +73,8 @@ class CellBook:
     max_tenants  names beyond it share one sum
     max_cells    beyond it the oldest slots drop their sessions
 
-    What is added lies in `fresh` until `settle`, whose result is what the journal has to write down.
+    What is added lies in `fresh` until it is settled into the sums. keeps_additions: somebody writes them down, so they
+    are kept until `take_additions`.
     """
 
     def __init__(self, *, max_tenants: int, max_cells: int = 100_000) -> None:
@@ -84,6 +85,8 @@ class CellBook:
         self._by_model: dict[str, Cell] = {}
         self._tenants: set[str] = set()
         self._newest = 0
+        self._additions: list[tuple[int, Owner, Cell]] = []
+        self.keeps_additions = False
 
     def cell(self, minute: int, owner: Owner) -> Cell:
         """Where something of this minute is added. Ask again for each addition: it moves."""
@@ -91,7 +94,7 @@ class CellBook:
         if slot is None:
             if minute > self._newest:
                 self._newest = minute
-                self.settle()
+                self._settle()
             slot = self._fresh[minute] = {}
         cell = slot.get(owner)
         if cell is None:
@@ -107,8 +110,14 @@ class CellBook:
         self._tenants.add(name)
         return name
 
-    def settle(self) -> list[tuple[int, Owner, Cell]]:
-        """Take what is fresh into the sums; it comes back as the additions since the last time, oldest first."""
+    def take_additions(self) -> list[tuple[int, Owner, Cell]]:
+        """What was added since the last call, oldest first."""
+        self._settle()
+        additions, self._additions = self._additions, []
+        return additions
+
+    def _settle(self) -> None:
+        """Take what is fresh into the sums."""
         added = [
             (minute, owner, cell)
             for minute in sorted(self._fresh)
@@ -120,7 +129,8 @@ class CellBook:
             self._join(self._slots.setdefault(self._start(minute), {}), owner, cell)
             self._by_model.setdefault(owner.model, Cell()).add(cell)
         self._roll_up()
-        return added
+        if self.keeps_additions:
+            self._additions += added
 
     def load(self, minute: int, owner: Owner, cell: Cell) -> None:
         """A part of the bill of an earlier run."""

@@ -58,13 +58,14 @@ class JournalWriter:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        ledger.keep_additions()
         self._lives: dict[LifeKey, Row] = {}
         self._parents: dict[str, str] = {}
         self._ended: list[tuple[str, Entry]] = []
 
     def batch(self, *, is_last: bool = False) -> str:
         """ "" when nothing happened. Requests follow one batch after their end, when the door has told its part."""
-        rows = [_cell_row(*added) for added in self._ledger.settle()]
+        rows = [_cell_row(*added) for added in self._ledger.take_additions()]
         rows += self._new_parents(row["session"] for row in rows if row["session"] is not None)
         ended, self._ended = self._ended, self._ledger.take_ended()
         if is_last:

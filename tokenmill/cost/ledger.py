@@ -218,9 +218,13 @@ class Ledger:
 
     # -- the journal --
 
-    def settle(self) -> list[tuple[int, Owner, Cell]]:
+    def keep_additions(self) -> None:
+        """From now on somebody takes what is added to the bill."""
+        self._cells.keeps_additions = True
+
+    def take_additions(self) -> list[tuple[int, Owner, Cell]]:
         """What was added to the bill since the last call."""
-        return self._cells.settle()
+        return self._cells.take_additions()
 
     def lives(self) -> dict[LifeKey, WorkerLife]:
         """Processes that run or may still send late frames. To be read, not changed."""
