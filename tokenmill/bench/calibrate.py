@@ -87,7 +87,7 @@ def run_calibration(
         tell(f"pass {repeat + 1} of {bench.repeats}: {len(steps)} steps measured")
     made = fit_measured(steps, work.keys)
     checks = [_check(driver.run([load]), load, made) for load in _CHECKS if driver.is_possible(*load)]
-    served = _serve(bench, made, tell) if bench.is_served else None
+    served = _serve(bench, made, driver.vocab_size, tell) if bench.is_served else None
     if served is not None:
         made = made.served(served["factor"], served["step_s"])
     environment = describe_environment()
@@ -134,6 +134,10 @@ class _Driver:
             return run(plan)
 
         runner.run = recorded
+
+    @property
+    def vocab_size(self) -> int:
+        return self._engine.card.vocab_size
 
     def is_possible(self, num_seqs: int, num_tokens: int) -> bool:
         card, total = self._engine.card, num_tokens + self._bench.num_steps + 1
@@ -190,17 +194,23 @@ def _check(steps: Sequence[MeasuredStep], load: tuple[int, int], made: MeasuredS
     return result
 
 
-def _serve(bench: CalibrateBench, made: MeasuredStepTime, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Time per token through the HTTP door against what the engine alone would need for the same steps."""
+def _serve(
+    bench: CalibrateBench, made: MeasuredStepTime, vocab_size: int, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Seconds per user and token through the HTTP door against what the engine alone would need for the same steps.
+
+    From throughput, not from gaps between chunks: without a tokenizer nothing is streamed before the end.
+    """
     alone_s, served_s = [], []
     workload = synthetic_workload(*(parse_lengths_text(str(n), "") for n in (_SERVED_ISL, _SERVED_OSL)))
     flags = [part for name, value in bench.engine.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     with local_server([bench.model, *flags], is_quiet=True) as url:
         for concurrency in _SERVED_AT:
             load = LoadSettings(workload, concurrency=concurrency, num_requests=3 * concurrency, seed=bench.seed)
-            report = run_async(run_serve_bench(ServeBench(url, load, num_unloaded=2), lambda done, total: None))
-            alone_s.append(_tpot_alone_s(made, concurrency))
-            served_s.append(report["tpot_s_p50"])
+            serving = ServeBench(url, load, prompts="ids", vocab_size=vocab_size, num_unloaded=2)
+            report = run_async(run_serve_bench(serving, lambda done, total: None))
+            alone_s.append(_token_alone_s(made, concurrency))
+            served_s.append(report["in_flight_counted_mean"] / report["output_tput_per_s"])
             tell(
                 f"served, {concurrency} in flight: {served_s[-1] * 1e3:.1f} ms per token, alone {alone_s[-1] * 1e3:.1f}"
             )
@@ -214,11 +224,11 @@ def _serve(bench: CalibrateBench, made: MeasuredStepTime, tell: Callable[[str], 
     }
 
 
-def _tpot_alone_s(made: MeasuredStepTime, concurrency: int) -> float:
-    """A decode step, and in each answer's time the prompts of the others."""
+def _token_alone_s(made: MeasuredStepTime, concurrency: int) -> float:
+    """A decode step, and in each answer's time every user's prompt once."""
     context = _SERVED_ISL + _SERVED_OSL / 2
     step_s = made.step_s(StepShape.decode(concurrency, concurrency * context))
-    return step_s + (concurrency - 1) * made.step_s(StepShape.prefill(_SERVED_ISL)) / _SERVED_OSL
+    return step_s + concurrency * made.step_s(StepShape.prefill(_SERVED_ISL)) / _SERVED_OSL
 
 
 def _origin(bench: CalibrateBench, environment: dict[str, Any], num_steps: int) -> dict[str, str]:
