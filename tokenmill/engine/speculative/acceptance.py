@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: A count loses this share of its weight with each new verification: about the last 100 (20 of one request) matter.
-_FORGET_ALL, _FORGET_ONE = 0.01, 0.05
+#: A count loses this share of its weight with each new verification: about the last 100 (30 of one request) matter.
+_FORGET_ALL, _FORGET_ONE = 0.01, 0.03
 #: Before anything is known of a position: half of the drafts that get there stay, worth so many verifications.
 _PRIOR, _PRIOR_WEIGHT = 0.5, 2.0
 #: So many verifications of a request count as much as what is known of all.
-_TRUST = 4.0
+_TRUST = 16.0
 _MOST = 0.99
 
 
@@ -51,9 +51,15 @@ class Acceptance:
         last = common
         for i in range(num_drafts):
             last = _rate(self._at[i], last, _PRIOR_WEIGHT) if i < len(self._at) else last
-            alive *= min(_MOST, last * own / common)
+            alive *= _shifted(last, own, common)
             out.append(alive)
         return out
+
+
+def _shifted(rate: float, own: float, common: float) -> float:
+    """The rate of a position, its odds changed as a request's own odds differ from the common ones."""
+    odds = rate / (1 - rate) * (own / (1 - own)) / (common / (1 - common))
+    return min(_MOST, odds / (1 + odds))
 
 
 def _rate(counts: _Counts, prior: float, weight: float) -> float:

@@ -26,6 +26,8 @@ _FEW = 3
 _DORMANT_AFTER = 32
 #: A dormant proposer is woken for a while once in so many steps, to see whether the world has changed.
 _WAKE_EVERY, _WAKE_FOR = 1024, 48
+#: While dormant the price is looked at once in so many steps, and whenever the batch gets smaller.
+_LOOK_EVERY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class PricedDepth:
         self._keep = CostTable()  # sequences -> seconds to keep caches, without drafting
         self._num_plans = 0
         self._num_plain = 0
+        self._num_judged = 0  # sequences when it was last priced
 
     # -- what was learnt --
 
@@ -80,6 +83,10 @@ class PricedDepth:
         if not candidates:
             return []
         self._num_plans += 1
+        if self.is_dormant and len(candidates) >= self._num_judged and self._num_plans % _LOOK_EVERY:
+            self._num_plain += 1
+            return [0] * len(candidates)
+        self._num_judged = len(candidates)
         plain, best = self._offers(candidates, num_other_rows)
         is_better = best.rate > _LEAST_GAIN * plain.rate
         self._num_plain = 0 if is_better else self._num_plain + 1
