@@ -115,23 +115,30 @@ def _describe(model: str, path: Path) -> WorkDescription:
 
 
 class _Driver:
-    """An engine whose every step is timed."""
+    """An engine whose every step is timed: from the end of the step before to its own end, whoever works between.
+
+    So planning and telling count where they delay the next step, in the plain loop and in the overlapped one.
+    """
 
     def __init__(self, engine: Engine, bench: CalibrateBench, now: Callable[[], float]) -> None:
         self._engine = engine
         self._now = now
         self._bench = bench
         self._num_requests = 0
-        self._shape = StepShape()
-        self._record_shapes(engine.runner)
+        self._steps: list[MeasuredStep] = []
+        self._last_end_s = 0.0
+        self._record(engine.runner)
 
-    def _record_shapes(self, runner: Any) -> None:
-        """The plan passes here on its way to the runner; only what it asks for is kept."""
+    def _record(self, runner: Any) -> None:
+        """Plans pass here on their way to the runner."""
         run = runner.run
 
         def recorded(plan: StepPlan) -> StepResult:
-            self._shape = StepShape.of_plan(plan)
-            return run(plan)
+            result = run(plan)
+            end_s = self._now()
+            self._steps.append(MeasuredStep(StepShape.of_plan(plan), end_s - self._last_end_s))
+            self._last_end_s = end_s
+            return result
 
         runner.run = recorded
 
@@ -153,14 +160,13 @@ class _Driver:
         return found
 
     def _run_load(self, num_seqs: int, num_tokens: int) -> list[MeasuredStep]:
-        engine, steps = self._engine, []
+        engine, self._steps = self._engine, []
         engine.clear_cache()
         self._add(num_seqs, num_tokens)
+        self._last_end_s = self._now()
         while engine.has_work():
-            began_s = self._now()
             engine.step()
-            steps.append(MeasuredStep(self._shape, self._now() - began_s))
-        return steps
+        return self._steps
 
     def _add(self, num_seqs: int, num_tokens: int) -> None:
         card, seed = self._engine.card, self._bench.seed + self._num_requests
