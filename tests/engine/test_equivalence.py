@@ -14,7 +14,11 @@ from tokenmill.engine.load import load_engine
 
 BLOCK = 16
 VOCAB = 256
-PATHS = {"reference": {"deterministic": True}, "native": {"kernels": "native"}}
+PATHS = {
+    "reference": {"deterministic": True},
+    "native": {"kernels": "native"},
+    "overlapped": {"kernels": "native", "overlap": True},
+}
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +143,7 @@ def test_preempted_at_every_step_equals_uninterrupted(make_engine):
         for step in range(10_000):
             if not engine.has_work():
                 break
+            engine.check_integrity()  # the overlapped loop ends its running step first
             if step == stop_at and engine._scheduler._running:
                 engine._scheduler._preempt(engine._scheduler._running[0])
                 engine.clear_cache()

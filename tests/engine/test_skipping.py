@@ -12,12 +12,13 @@ from tokenmill.core.cache_groups import CacheGroup, GroupKind
 from tokenmill.core.clock import ManualClock
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.request import Request, SamplingParams, TokenDelta
+from tokenmill.core.scheduling import SchedulerLimits
 from tokenmill.cost.steptime.shape import StepShape
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.kvcache.manager import KVCacheManager
 from tokenmill.engine.runners.modelled import ModelledRunner
 from tokenmill.engine.runners.step_times import LinearStepTime
-from tokenmill.engine.scheduler import Scheduler, SchedulerLimits
+from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.sequence import Sequence
 from tokenmill.engine.skipping import SkippingScheduler
 from tokenmill.engine.skipping_engine import SkippingEngine

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from tokenmill.core.config import FrozenConfig
-from tokenmill.engine.scheduler import SchedulerLimits
+from tokenmill.core.scheduling import SchedulerLimits
 from tokenmill.engine.speculative.config import SpeculativeConfig
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -39,6 +39,7 @@ class EngineConfig(FrozenConfig):
     grammar_deadline_s      a grammar that takes longer to compile is refused
     speculative_config      what drafts tokens for the model to verify, e.g. {"method": "ngram"}; None: nothing
     deterministic           reference kernels: same seed, same text, whatever else is in the batch
+    overlap                 tell the tokens of a step while the next one runs, in one more thread (engine/overlap)
     num_threads             None: cores of the machine divided by workers
     """
 
@@ -65,6 +66,7 @@ class EngineConfig(FrozenConfig):
     speculative_config: SpeculativeConfig | None = None
     deterministic: bool = False
     hash_algorithm: Literal["xxh3", "sha256"] = "xxh3"
+    overlap: bool = False
     num_threads: int | None = Field(default=None, ge=1)
 
     @property

@@ -16,7 +16,7 @@ from tokenmill.engine.sequence import Sequence
 from tokenmill.engine.structured.desk import GrammarDesk
 
 #: With nothing to run but grammars to wait for, a step blocks no longer than this: messages wait as long.
-_GRAMMAR_WAIT_S = 0.01
+GRAMMAR_WAIT_S = 0.01
 
 
 class Engine:
@@ -134,15 +134,25 @@ class Engine:
         plan = self._scheduler.schedule()
         if plan is None:
             if self._grammars is not None and not refused:
-                self._grammars.wait(_GRAMMAR_WAIT_S)
+                self._grammars.wait(GRAMMAR_WAIT_S)
             return refused
         result = self._runner.run(plan)
+        sequences = self._take_over(plan, result)
+        return refused + self._deltas(plan, result, sequences, start_s, self._clock.now())
+
+    def _take_over(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
+        """The step's tokens are part of their sequences from here on; those that ended are gone."""
         sequences = self._scheduler.update(plan, result)
         for sequence in sequences:
             if sequence.finish_reason is not None:
                 self._runner.remove(sequence.request_id)
-        bills = self._bill(plan, result, sequences, start_s)
-        return refused + [
+        return sequences
+
+    def _deltas(
+        self, plan: StepPlan, result: StepResult, sequences: list[Sequence], start_s: float, end_s: float
+    ) -> list[TokenDelta]:
+        bills = self._bill(plan, result, sequences, start_s, end_s)
+        return [
             _delta(sequence, got, rows, share, start_s)
             for sequence, got, (rows, share) in zip(sequences, result.sequences, bills, strict=True)
         ]
@@ -158,10 +168,10 @@ class Engine:
         return refused
 
     def _bill(
-        self, plan: StepPlan, result: StepResult, sequences: list[Sequence], start_s: float
+        self, plan: StepPlan, result: StepResult, sequences: list[Sequence], start_s: float, end_s: float
     ) -> list[tuple[Rows, Share]]:
-        """What each sequence computed in the step that ends now, and its share of the step's seconds."""
-        seconds = self._spans.take(start_s, self._clock.now())
+        """What each sequence computed in the step that ended, and its share of the step's seconds."""
+        seconds = self._spans.take(start_s, end_s)
         self._scheduler.record_seconds(plan, result, seconds)
         rows = [
             _rows(planned, got, sequence.num_prompt_tokens)

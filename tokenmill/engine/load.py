@@ -17,6 +17,7 @@ from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.kvcache.build import build_kv
 from tokenmill.engine.kvcache.manager import KVCacheManager
+from tokenmill.engine.overlap import engine_class
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.speculative.choose import depth_policy, target_extras
 from tokenmill.engine.structured.desk import GrammarDesk
@@ -52,6 +53,7 @@ def load_engine(
 
     Raises CheckpointError or ConfigError when the model or the settings cannot be used.
     """
+    engine_class(config)  # refused before anything is loaded
     num_threads = _take_cores(config.num_threads, num_workers, worker_index)
     import torch
 
@@ -95,7 +97,9 @@ def load_engine(
     depth = depth_policy(config.speculative_config)
     scheduler = Scheduler(config.scheduler_limits, kv, depth)
     grammars = GrammarDesk(lambda: open_compiler(card, config.grammar_backend, config.grammar_deadline_s))
-    return Engine(card, scheduler, runner, SystemClock(), context_weight=_context_weight(model), grammars=grammars)
+    return engine_class(config)(
+        card, scheduler, runner, SystemClock(), context_weight=_context_weight(model), grammars=grammars
+    )
 
 
 def _proposer(

@@ -10,19 +10,12 @@ from dataclasses import dataclass
 
 from tokenmill.core.kv_hashes import BlockHasher
 from tokenmill.core.request import FinishReason
+from tokenmill.core.scheduling import SchedulerLimits
 from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
 from tokenmill.engine.kvcache.manager import KVCacheManager, PrefixHit
 from tokenmill.engine.sequence import Sequence
 from tokenmill.engine.speculative.counters import DraftCounters
 from tokenmill.engine.speculative.depth import Candidate, DepthPolicy, StepCost
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    enable_chunked_prefill: bool = True
-    enable_inflight_sharing: bool = True
 
 
 @dataclass(slots=True)
@@ -35,6 +28,48 @@ class SchedulerCounters:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AheadPlan:
+    """num_running  sequences there must be when the running step has ended, for the plan to hold"""
+
+    plan: StepPlan
+    num_running: int
+
+
+@dataclass(frozen=True, slots=True)
+class _After:
+    """A sequence as it will be when the running step has ended and drew what it was to draw."""
+
+    sequence: Sequence
+    num_computed: int
+    num_uncomputed: int
+    is_decoding: bool
+    is_over: bool
+
+    @property
+    def key(self) -> str:
+        return self.sequence.request_id
+
+    def plan(self, num_tokens: int, kv: KVCacheManager) -> SequencePlan:
+        return SequencePlan(
+            request_id=self.key,
+            num_computed_tokens=self.num_computed,
+            num_scheduled_tokens=num_tokens,
+            is_sampling=num_tokens == self.num_uncomputed,
+            block_tables=kv.block_tables(self.key),
+            num_protected_tokens=self.sequence.num_protected_tokens,
+        )
+
+
+def _after(sequence: Sequence, planned: SequencePlan | None) -> _After:
+    num_drawn = int(planned is not None and planned.is_sampling)
+    num_computed = sequence.num_computed_tokens + (0 if planned is None else planned.num_scheduled_tokens)
+    num_uncomputed = len(sequence.token_ids) + num_drawn - num_computed
+    num_output = sequence.num_output_tokens + num_drawn
+    is_over = num_drawn > 0 and num_output >= sequence.max_tokens
+    return _After(sequence, num_computed, num_uncomputed, num_uncomputed == 1 and num_output > 0, is_over)
 
 
 class Scheduler:
@@ -113,6 +148,39 @@ class Scheduler:
             ),
             keeps_drafts=self._depth is None or not self._depth.is_dormant,
         )
+
+    # -- the step after the one that runs --
+
+    def plan_ahead(self, running: StepPlan) -> AheadPlan | None:
+        """What `schedule` will say once `running` has ended, if nothing unforeseen happens; changes nothing but that
+        memory which the plan needs is reserved.
+
+        None where it can not be said yet: requests wait (what they share may be under way), drafts are planned (their
+        fate is open), memory is short, a window moves, or nothing is left to do.
+        """
+        if self._waiting or self._depth is not None or self.kv.has_windows:
+            return None
+        planned = {p.request_id: p for p in running.sequences}
+        after = [_after(s, planned.get(s.request_id)) for s in self._running]
+        staying = [row for row in after if not row.is_over]
+        budget = self.limits.max_num_batched_tokens
+        num_tokens: dict[str, int] = {}
+        for row in sorted(staying, key=lambda row: not row.is_decoding):  # stable: decodes first, as `_continuing`
+            num = min(row.num_uncomputed, budget)
+            if num and not self.kv.reserve(row.key, row.num_computed + num):
+                return None
+            if num:
+                num_tokens[row.key] = num
+                budget -= num
+        plans = [row.plan(num_tokens[row.key], self.kv) for row in staying if row.key in num_tokens]
+        return AheadPlan(StepPlan(self.counters.steps + 1, tuple(plans)), len(staying)) if plans else None
+
+    def confirm(self, ahead: AheadPlan | None) -> StepPlan | None:
+        """The plan made ahead, now that its premise is history; None when something else happened: schedule anew."""
+        if ahead is None or self._waiting or len(self._running) != ahead.num_running:
+            return None
+        self.counters.steps += 1
+        return ahead.plan
 
     def _plan_drafts(self, planned: dict[str, int], budget: int) -> dict[str, int]:
         """Drafts behind the newest token of decoding sequences; never at the price of another's place."""

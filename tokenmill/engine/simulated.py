@@ -19,6 +19,7 @@ from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.kvcache.build import build_kv
 from tokenmill.engine.kvcache.manager import KVCacheManager
+from tokenmill.engine.overlap import engine_class
 from tokenmill.engine.runners.modelled import ModelledRunner
 from tokenmill.engine.runners.step_times import LinearStepTime
 from tokenmill.engine.scheduler import Scheduler
@@ -64,7 +65,8 @@ def simulated_engine(
     times = step_time or LinearStepTime()
     runner = ModelledRunner(vocab_size, lambda plan: times.step_s(StepShape.of_plan(plan)), pace)
     grammars = GrammarDesk(lambda: open_compiler(card, config.grammar_backend, config.grammar_deadline_s))
-    return Engine(card, Scheduler(config.scheduler_limits, kv), runner, clock or SystemClock(), grammars=grammars)
+    scheduler = Scheduler(config.scheduler_limits, kv)
+    return engine_class(config)(card, scheduler, runner, clock or SystemClock(), grammars=grammars)
 
 
 def skipping_engine(

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from tokenmill.core.scheduling import SchedulerLimits
 from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
 from tokenmill.engine.kvcache.manager import KVCacheManager, PrefixHit
-from tokenmill.engine.scheduler import Scheduler, SchedulerLimits
+from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.sequence import Sequence
 
 #: (sequence, n) -> the next n tokens it will draw.

@@ -89,6 +89,7 @@ FLAGS: tuple[Flag, ...] = (
     _engine("num-threads", "Threads of one worker.", "N"),
     _engine("enable-prefix-caching", "Reuse KV of equal prefixes.", is_bool=True),
     _engine("enable-chunked-prefill", "Split long prompts over steps.", is_bool=True),
+    _engine("overlap", "Tell a step's tokens while the next one runs.", is_bool=True),
     _engine("deterministic", "Same seed, same text, whatever else is in the batch.", is_bool=True),
     _fleet("workers", "workers", "Worker processes per model.", "N", "-w"),
     _fleet("router-policy", "router", "How requests are placed on workers.", "NAME"),

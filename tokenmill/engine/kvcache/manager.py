@@ -247,6 +247,11 @@ class KVCacheManager:
     # -- views --
 
     @property
+    def has_windows(self) -> bool:
+        """Do blocks leave a sequence's tables while it runs?"""
+        return any(group.window_tokens is not None for group in self.groups)
+
+    @property
     def num_blocks(self) -> dict[str, int]:
         return {name: pool.num_blocks for name, pool in self.pools.items()}
 
