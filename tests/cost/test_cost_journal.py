@@ -100,6 +100,23 @@ def test_a_process_goes_on_where_its_last_frontend_stopped(teller: Callable[...,
     assert balance.unexplained == 0 and balance.process == heir.totals().whole.ticks
 
 
+def test_a_process_that_only_the_dead_frontend_knew_is_billed_from_its_start(teller: Callable[..., Any]) -> None:
+    """It said Hello and reported its start-up to a frontend that was killed before it could write that down."""
+    ledger, _ = worked(teller, 1)
+    journal = read_journal(lines_of(run_row("r", 0.0) + JournalWriter(ledger).batch()), "file")
+    heir = Ledger()
+    heir.restore_lives(journal.lives.items())
+    heir.hello("new", 0, "m", RATE, 14.0, process_started_s=10.0)
+    heir.step(teller("new", started_s=14.0).frame(idle_s=1.0))
+    assert heir.totals().lines[Line.LOST].seconds == 4.0
+    heir.exited("new", 0, 15.0)
+    assert heir._lives["new", 0].balance(0).process_s == 5.0
+    assert heir.check_balance(worked(teller, 1)[1].until_s).unexplained == 0
+    alone = Ledger()  # without a file the earlier bill is another one
+    alone.hello("new", 0, "m", RATE, 14.0, process_started_s=10.0)
+    assert alone.check_balance(14.0).process == 0
+
+
 def test_a_process_that_died_while_nobody_listened_ends_with_its_successor(teller: Callable[..., Any]) -> None:
     ledger, worker = worked(teller, 1)
     journal = read_journal(lines_of(run_row("r", 0.0) + JournalWriter(ledger).batch()), "file")

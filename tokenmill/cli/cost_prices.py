@@ -40,8 +40,9 @@ def margin(
 
     from tokenmill.core.errors import ConfigError
     from tokenmill.cost import margin as maths
-    from tokenmill.cost.prices import load_prices, parse_price
+    from tokenmill.cost.prices import check_date, load_prices, parse_price
 
+    on = check_date(on)
     if (price is None) == (model is None):
         raise ConfigError("a margin needs one price: give --price IN/OUT or --model NAME")
     sold = parse_price(price) if price is not None else load_prices(prices).token_price(str(model), on)
@@ -215,8 +216,9 @@ def prices(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Token prices and device prices of a date."""
-    from tokenmill.cost.prices import COST_FIELDS, load_prices
+    from tokenmill.cost.prices import COST_FIELDS, check_date, load_prices
 
+    on = check_date(on)
     known = load_prices(book)
     if litellm:
         print_json(known.to_litellm(on))

@@ -87,6 +87,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     incarnation    counts restarts of the same worker_id
     started_s      host-monotonic second at which the bill begins: the start of the process; in the answer to an
                    Introduce the end of its last frame, so that no second is billed twice
+    process_started_s  when the process was started, whatever was billed since; None: not told
     num_ranks      processes that are this worker together, each with its own devices: all of them are billed for every
                    second of its frames, from the start of the first to the exit of the last
     session        counts the Hellos of this life before this one; what runs ends with a session
@@ -97,6 +98,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     pid: int
     started_s: float
     card: ModelCard
+    process_started_s: float | None = None
     num_ranks: int = 1
     session: int = 0
 

@@ -70,13 +70,26 @@ class Ledger:
         self._newest: dict[str, int] = {}
         self._folded_balance = Balance()
         self._minute = 0
+        self._is_heir = False
 
     # -- processes --
 
-    def hello(self, worker_id: str, incarnation: int, model: str, rate: DeviceRate, started_s: float) -> None:
+    def hello(
+        self,
+        worker_id: str,
+        incarnation: int,
+        model: str,
+        rate: DeviceRate,
+        started_s: float,
+        *,
+        process_started_s: float | None = None,
+    ) -> None:
         """A process is there and its bill runs from started_s; again (after a lost connection): it goes on there.
 
         Its predecessor is over, whether or not its exit was reported. A new rate holds for frames from now on.
+
+        process_started_s  of a process that is older than its bill here, since an earlier frontend heard of the time
+                           before. Where that one's bill goes on here and has nothing of this process, that time is lost
         """
         key, newest = (worker_id, incarnation), self._newest.get(worker_id, -1)
         life = self._lives.get(key)
@@ -88,7 +101,10 @@ class Ledger:
             before = self._lives.get((worker_id, newest))
             if before is not None and before.ended is None:
                 self._end((worker_id, newest), before, to_ticks(started_s))
-            self._lives[key] = WorkerLife(model, rate, to_ticks(started_s))
+            born_s = min(started_s, process_started_s) if self._is_heir and process_started_s is not None else started_s
+            life = WorkerLife(model, rate, to_ticks(born_s))
+            self._book_unowned(life, Line.LOST, life.rejoin(to_ticks(started_s), rate))
+            self._lives[key] = life
             self._newest[worker_id] = incarnation
 
     def exited(
@@ -246,6 +262,7 @@ class Ledger:
 
     def restore_lives(self, lives: Iterable[tuple[LifeKey, WorkerLife]]) -> None:
         """Processes of this very deployment that an earlier frontend billed: they go on from where it stopped."""
+        self._is_heir = True
         for (worker_id, incarnation), life in lives:
             self._lives[worker_id, incarnation] = life
             self._newest[worker_id] = max(incarnation, self._newest.get(worker_id, -1))

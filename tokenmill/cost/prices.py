@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -24,7 +25,8 @@ ENV_VAR = "TOKENMILL_PRICES"
 _BUILTIN = "price_book.toml"
 _PER_MILLION = 1e6
 
-Date = Annotated[str, StringConstraints(pattern=r"^\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?$")]
+_DATE = r"^\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?$"
+Date = Annotated[str, StringConstraints(pattern=_DATE)]
 Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -157,6 +159,13 @@ def _parse(text: str, name: str) -> _File:
 @cache
 def _builtin() -> _File:
     return _parse(resources.files("tokenmill.cost").joinpath(_BUILTIN).read_text(encoding="utf-8"), _BUILTIN)
+
+
+def check_date(text: str | None) -> str | None:
+    """A date to ask prices for; ConfigError for anything else."""
+    if text is not None and not re.match(_DATE, text):
+        raise ConfigError(f"--on {text!r} is no date: write YYYY-MM or YYYY-MM-DD")
+    return text
 
 
 def parse_price(text: str) -> TokenPrice:

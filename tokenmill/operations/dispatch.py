@@ -177,7 +177,14 @@ class DispatchCore:
         if not self.fleet.hello(hello, now_s):
             return []
         rate = self._rate.gang(hello.num_ranks)
-        self._ledger.hello(hello.worker_id, hello.incarnation, hello.card.name, rate, hello.started_s)
+        self._ledger.hello(
+            hello.worker_id,
+            hello.incarnation,
+            hello.card.name,
+            rate,
+            hello.started_s,
+            process_started_s=hello.process_started_s,
+        )
         actions = self._evacuate(hello.worker_id, "was restarted", now_s)
         for flight in self.in_flight.waiting(hello.card.name):
             actions += self._place(flight, now_s)

@@ -147,7 +147,7 @@ class WorkerLoop:
         """One step, if there is still work, and its report: at once when it has news, else when one is due."""
         deltas = self._engine.step() if self._engine.has_work() else []
         self._needs_check = True
-        self._meter.busy(self._clock.now())
+        self._meter.busy(self._engine.settled_s(self._clock.now()))
         if deltas or self._refusals or self._is_news or self.patience_s() == 0:
             self._step_report(deltas)
 
@@ -255,6 +255,7 @@ class WorkerLoop:
                 incarnation=self._incarnation,
                 pid=self._pid,
                 started_s=bill_from_s,
+                process_started_s=self._started_s,
                 card=self._engine.card,
                 session=self._session,
             )
