@@ -18,6 +18,7 @@ from tokenmill.cli import (
     recipe,
     run_batch,
     serve,
+    simulate,
 )
 
 
@@ -32,7 +33,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_root)
     serve.add_to(app)
-    for module in (chat, generate, run_batch, pull, models, doctor, calibrate):
+    for module in (chat, generate, run_batch, pull, models, doctor, calibrate, simulate):
         module.add_to(app)
     app.add_typer(bench.build_app(), name="bench")
     app.add_typer(cost.build_app(), name="cost")

@@ -40,14 +40,14 @@ class Span:
 
     def steps_by(self, now_s: float) -> int:
         """Steps that are over at `now_s`, the one under way included: a message taken then finds it done."""
-        low, high = 1, self.num_steps
-        while low < high:
-            middle = (low + high) // 2
-            if self.start_s + self.elapsed_s(middle) >= now_s:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        whole_s = self.elapsed_s(self.num_steps)
+        passed_s = now_s - self.start_s
+        count = max(1, min(self.num_steps, int(self.num_steps * passed_s / whole_s) if whole_s > 0 else 1))
+        while count < self.num_steps and self.elapsed_s(count) < passed_s:
+            count += 1
+        while count > 1 and self.elapsed_s(count - 1) >= passed_s:
+            count -= 1
+        return count
 
 
 class SkippingEngine(Engine):

@@ -53,6 +53,7 @@ class SimLoad:
         start_s: float = 0.0,
     ) -> None:
         self.records: list[RequestRecord] = []
+        self.sent: list[tuple[Due, float]] = []
         self.num_refused = 0
         self._queue = queue
         self._frontend = frontend
@@ -72,6 +73,10 @@ class SimLoad:
     @property
     def is_done(self) -> bool:
         return self._conductor.is_done
+
+    @property
+    def num_abandoned_turns(self) -> int:
+        return self._conductor.num_abandoned_turns
 
     @property
     def num_open(self) -> int:
@@ -100,6 +105,8 @@ class SimLoad:
 
     def _send(self, due: Due) -> None:
         session, turn, now_s = due.session, due.turn, self._queue.now()
+        if self._keeps_all:
+            self.sent.append((due, now_s - self._start_s))
         is_alone = len(session.turns) == 1 and not session.children and session.parent_session_id is None
         maker, card = self._makers[session.model], self._cards[session.model]
         if is_alone:
@@ -180,6 +187,12 @@ class SimLoad:
             num_output_tokens=one.num_output_tokens,
             finish_reason=None if finish_reason is None else finish_reason.value,
             error=error if error is not None or is_ok else "abort",
+            due_s=due.due_s + self._start_s,
+            isl=len(request.prompt_token_ids),
+            osl=due.turn.num_output_tokens,
+            session_id=due.session.session_id if self._keeps_all else None,
+            parent_session_id=due.session.parent_session_id,
+            turn_index=due.turn_index,
         )
         self.records.append(record)
         if is_ok:

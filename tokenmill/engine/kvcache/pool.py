@@ -47,18 +47,22 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> list[int]:
         """Blocks with one reference each and no published content; the caller checked `num_available`."""
         assert num_blocks <= self.num_available, f"pool {self.name}: {num_blocks} > {self.num_available}"
-        return [self._take() for _ in range(num_blocks)]
+        num_free = min(num_blocks, len(self._free))
+        block_ids = self._free[-num_free:][::-1] if num_free else []
+        del self._free[len(self._free) - num_free :]
+        for block_id in block_ids:
+            self._num_refs[block_id] = 1
+        used = len(self._num_refs)
+        num_new = min(num_blocks - num_free, self.num_blocks - used)
+        self._num_refs += [1] * num_new
+        self._hash_of += [None] * num_new
+        block_ids += range(used, used + num_new)
+        block_ids += [self._evict() for _ in range(num_blocks - len(block_ids))]
+        return block_ids
 
-    def _take(self) -> int:
-        if self._free:
-            block_id = self._free.pop()
-        elif len(self._num_refs) < self.num_blocks:
-            self._num_refs.append(1)
-            self._hash_of.append(None)
-            return len(self._num_refs) - 1
-        else:
-            block_id, _ = self._cached.popitem(last=False)
-            self._unpublish(block_id)
+    def _evict(self) -> int:
+        block_id, _ = self._cached.popitem(last=False)
+        self._unpublish(block_id)
         self._num_refs[block_id] = 1
         return block_id
 
