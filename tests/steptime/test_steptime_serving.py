@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.core.errors import ResourceError
+from tokenmill.core.errors import ConfigError, ResourceError
 from tokenmill.cost.steptime.efficiency import default_efficiency
 from tokenmill.cost.steptime.frontier import Frontier, Space
 from tokenmill.cost.steptime.load import step_time_for
@@ -90,6 +90,12 @@ def test_drafts_help_users_in_a_hurry() -> None:
         assert theirs is None or ours.steady.tput_per_device >= theirs.steady.tput_per_device
     hurried = drafted.at_interactivity(50)
     assert hurried is not None and hurried.num_drafts > 0 and "drafts" in str(hurried)
+
+
+def test_models_without_a_draft_block_do_not_draft() -> None:
+    assert frontier(Space(drafts=(0, 1, 2)), "gpt-oss-120b", "b200_sxm").drafts == (0,)
+    with pytest.raises(ConfigError, match="gpt-oss-120b has no draft block"):
+        frontier(Space(drafts=(1, 2)), "gpt-oss-120b", "b200_sxm").at_interactivity(10)
 
 
 def test_deployments_stay_within_their_domain() -> None:

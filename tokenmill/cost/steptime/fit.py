@@ -31,7 +31,7 @@ class MeasuredStep:
 
 def fit_measured(steps: Sequence[MeasuredStep], keys: Sequence[KeyRead]) -> MeasuredStepTime:
     """ConfigError when there are too few steps, or all of one size."""
-    sizes = sorted({step.shape.num_tokens for step in steps})
+    sizes = sorted({round(step.shape.num_tokens) for step in steps})
     if len(steps) < _FEWEST_STEPS or len(sizes) < 2:
         raise ConfigError(f"{len(steps)} steps of {len(sizes)} sizes cannot be fitted: measure more")
     nodes = _nodes(sizes)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from tokenmill.core.errors import ConfigError
 from tokenmill.core.work_description import WorkDescription
 from tokenmill.cost.steptime.efficiency import Efficiency
 from tokenmill.cost.steptime.parallel import Parallel, check_fits, max_sequences
@@ -70,11 +71,20 @@ class Frontier:
     efficiency: Efficiency
 
     def check(self) -> None:
-        """ResourceError when no layout that may be used holds the model."""
-        for layout in self.layouts:
-            if self._fits(layout):
-                return
+        """ResourceError when no layout that may be used holds the model, ConfigError for drafts it cannot make."""
+        if self.drafts and any(self._fits(layout) for layout in self.layouts):
+            return
         check_fits(self.work, self.spec, Parallel.parse(self.layouts[-1]), self.traffic.decode_context)
+
+    @cached_property
+    def drafts(self) -> tuple[int, ...]:
+        """Those of the space that the model can make; ConfigError when it has to draft and cannot."""
+        possible = tuple(n for n in self.space.drafts if n == 0 or self.work.draft_params)
+        if not possible:
+            raise ConfigError(
+                f"{self.work.name} has no draft block: drafts {self.space.drafts} are not possible, give 0"
+            )
+        return possible
 
     @cached_property
     def servers(self) -> Servers:
@@ -115,7 +125,7 @@ class Frontier:
         """Highest throughput per device at which every user gets this many tokens per second; None: out of reach."""
         is_disagg = self.space.is_disagg
         found: list[Choice] = []
-        for drafts in self.space.drafts:
+        for drafts in self.drafts:
             traffic = replace(self.traffic, num_drafts=drafts, acceptance=self.space.acceptance)
             if is_disagg is not True:
                 found += self._aggregated(traffic, tokens_per_s)
@@ -165,7 +175,7 @@ class Frontier:
     def at_concurrency(self, concurrency: float, num_devices: int) -> Choice | None:
         """The best aggregated layout with this many requests in flight over equal workers on all these devices."""
         found = []
-        for drafts in self.space.drafts:
+        for drafts in self.drafts:
             traffic = replace(self.traffic, num_drafts=drafts, acceptance=self.space.acceptance)
             for layout in self.layouts:
                 worker = Aggregated(self.servers.get(layout, traffic))

@@ -25,6 +25,7 @@ from tokenmill.cost.steptime.shape import Prediction, StepShape
 from tokenmill.infra.device_spec import DeviceSpec
 
 _DISPATCH_BYTES, _COMBINE_BYTES, _REDUCE_BYTES = 1.0, 2.0, 2.0
+_PARTS = ("experts", "dense", "head", "cache", "exchange", "fixed")
 #: Products with weights in a dtype that a device has no units for are expanded on the way and run in bf16.
 _WIDER = {"fp4": "bf16", "fp8": "bf16"}
 
@@ -77,16 +78,22 @@ class RooflineStepTime:
         self._prefill_keys = tuple(_in_prefill(key) for key in work.keys)
 
     def step_s(self, shape: StepShape) -> float:
-        rates, rows = self._rates, shape.num_tokens
-        if rows == 0:
+        if shape.num_tokens == 0:
             return 0.0
-        experts = max(rates.expert_s_per_hit * self._hit(rows), rates.expert_s_per_row * rows)
-        dense = max(rates.dense_s, rates.dense_s_per_row * rows)
-        head = max(rates.head_s, rates.head_s_per_row * (shape.num_sampled + shape.num_draft_tokens))
-        total = experts + dense + head + self._cache_s(shape) + self._exchange_s(rows) + rates.fixed_s
-        if shape.num_draft_tokens:
-            total += self._draft_s(shape, total)
-        return total
+        total = sum(self._amounts(shape))
+        return total + self._draft_s(shape, total) if shape.num_draft_tokens else total
+
+    def _amounts(self, shape: StepShape) -> tuple[float, float, float, float, float, float]:
+        """Seconds by part (see _PARTS), without drafting."""
+        rates, rows = self._rates, shape.num_tokens
+        return (
+            max(rates.expert_s_per_hit * self._hit(rows), rates.expert_s_per_row * rows),
+            max(rates.dense_s, rates.dense_s_per_row * rows),
+            max(rates.head_s, rates.head_s_per_row * (shape.num_sampled + shape.num_draft_tokens)),
+            self._cache_s(shape),
+            rates.exchange_s_per_row * rows,
+            rates.fixed_s,
+        )
 
     def _hit(self, rows: float) -> float:
         """Share of the experts of the fullest device that some row visits (binomial, extreme of n devices)."""
@@ -112,9 +119,6 @@ class RooflineStepTime:
                 flops += shape.num_prefill_tokens * key.flops_per_key * min(key.most_keys, context / key.tokens_per_key)
         return max(num_bytes * self._rates.cache_s_per_byte, flops * self._rates.attention_s_per_flop)
 
-    def _exchange_s(self, rows: float) -> float:
-        return self._rates.exchange_s_per_row * rows
-
     def _draft_s(self, shape: StepShape, step_s: float) -> float:
         """Each drafted position runs one more block and the head over the sequences that draft."""
         per_sequence = shape.num_draft_tokens / max(1, shape.num_decode_seqs)
@@ -132,17 +136,9 @@ class RooflineStepTime:
 
     def parts(self, shape: StepShape) -> dict[str, float]:
         """Seconds by part; they sum to the step."""
-        rates, rows = self._rates, shape.num_tokens
-        if rows == 0:
+        if shape.num_tokens == 0:
             return {}
-        parts = {
-            "experts": max(rates.expert_s_per_hit * self._hit(rows), rates.expert_s_per_row * rows),
-            "dense": max(rates.dense_s, rates.dense_s_per_row * rows),
-            "head": max(rates.head_s, rates.head_s_per_row * (shape.num_sampled + shape.num_draft_tokens)),
-            "cache": self._cache_s(shape),
-            "exchange": self._exchange_s(rows),
-            "fixed": rates.fixed_s,
-        }
+        parts = dict(zip(_PARTS, self._amounts(shape), strict=True))
         if shape.num_draft_tokens:
             parts["drafts"] = self._draft_s(shape, sum(parts.values()))
         return parts

@@ -61,7 +61,7 @@ class RowModel:
             return None
         found = [
             choice
-            for drafts in self.frontier.space.drafts
+            for drafts in self.frontier.drafts
             for layout in _decode_layouts(point)
             for choice in self._disaggregated(layout, drafts, point.concurrency)
         ]
@@ -131,8 +131,6 @@ def _space(point: Point, points: Sequence[Point]) -> Space:
     """Layouts: the row's own where it names one; else those named by rows of the same software on the same device."""
     layouts = _decode_layouts(point) if point.decode_cfg or point.prefill_cfg else _named(point, points)
     drafts = _DRAFTS.get(point.spec, (0,))
-    if point.model == "gpt-oss-120b":
-        drafts = (0,)  # it has no draft block
     prefill = () if point.is_disagg else layouts
     return Space(tuple(sorted(layouts)), tuple(sorted(prefill)), point.is_disagg, drafts)
 

@@ -7,6 +7,7 @@ that a simulation of the scheduler would see (sim).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tokenmill.cost.steptime.acceptance import acceptance_length
@@ -72,8 +73,7 @@ class Server:
     def tpot_s(self, batch: float) -> float:
         """Seconds per output token with `batch` sequences in decode, no prompts between."""
         traffic = self.traffic
-        drafts = batch * traffic.num_drafts
-        shape = StepShape(0, 0, 0.0, batch, batch * traffic.decode_context, drafts, batch)  # type: ignore[arg-type]
+        shape = StepShape.decode(batch, batch * traffic.decode_context, batch * traffic.num_drafts)
         return self.step_time.step_s(shape) / traffic.tokens_per_step
 
     def batch_at(self, tpot_s: float) -> float:
@@ -181,7 +181,7 @@ def _steady(traffic: Traffic, requests_per_s: float, tpot_s: float, batch: float
     return Steady(tput, tpot_s, batch, requests_per_s, num_devices)
 
 
-def _largest(is_possible, low: float, high: float) -> float:  # type: ignore[no-untyped-def]
+def _largest(is_possible: Callable[[float], bool], low: float, high: float) -> float:
     """Largest number in [low, high] for which `is_possible`, which must be true up to it and false beyond."""
     if is_possible(high):
         return high

@@ -13,6 +13,8 @@ from tokenmill.core.step import StepPlan
 class StepShape:
     """Sums over a step's sequences; a sequence of one row (and its drafts) is a decode, a longer one a prefill chunk.
 
+    Counts are whole in a real step; means of many steps have fractions.
+
     num_prefill_tokens    rows of prompt chunks
     num_prefill_seqs      chunks
     prefill_context_sum   sum over their rows of the tokens each row sees, itself included
@@ -22,16 +24,16 @@ class StepShape:
     num_sampled           rows that draw a token
     """
 
-    num_prefill_tokens: int = 0
-    num_prefill_seqs: int = 0
+    num_prefill_tokens: float = 0
+    num_prefill_seqs: float = 0
     prefill_context_sum: float = 0.0
-    num_decode_seqs: int = 0
+    num_decode_seqs: float = 0
     decode_context_sum: float = 0.0
-    num_draft_tokens: int = 0
-    num_sampled: int = 0
+    num_draft_tokens: float = 0
+    num_sampled: float = 0
 
     @property
-    def num_tokens(self) -> int:
+    def num_tokens(self) -> float:
         return self.num_prefill_tokens + self.num_decode_seqs + self.num_draft_tokens
 
     @classmethod
@@ -57,7 +59,7 @@ class StepShape:
         return cls(num_tokens * num_seqs, num_seqs, pairs * num_seqs, num_sampled=num_seqs if is_last else 0)
 
     @classmethod
-    def decode(cls, num_seqs: int, context_sum: float, num_draft_tokens: int = 0) -> StepShape:
+    def decode(cls, num_seqs: float, context_sum: float, num_draft_tokens: float = 0) -> StepShape:
         return cls(
             num_decode_seqs=num_seqs,
             decode_context_sum=context_sum,
