@@ -15,6 +15,7 @@ from tokenmill.cli import (
     bench_predict,
     bench_quality,
     bench_serve,
+    bench_speculation,
 )
 from tokenmill.cli.bench_options import JSON, OUTPUT, PRICE, WATTS, finish
 from tokenmill.cli.output import note
@@ -28,6 +29,7 @@ _FAMILIES = (
     bench_peers,
     bench_quality,
     bench_predict,
+    bench_speculation,
 )
 
 
