@@ -52,6 +52,14 @@ def started_s(pid: int) -> float:
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / _TICKS_PER_S)
 
 
+def has_ended(pid: int) -> bool:
+    """Its memory is given back and it runs no more, whether or not its parent has looked."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
 @dataclass
 class Life:
     started_s: float
@@ -83,7 +91,7 @@ class Watch(threading.Thread):
             except OSError:
                 continue
         for pid, life in self.lives.items():
-            if pid not in here and life.ended_s is None:
+            if life.ended_s is None and has_ended(pid):
                 life.ended_s = time.monotonic()
 
     def stop(self) -> None:

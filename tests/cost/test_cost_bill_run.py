@@ -23,7 +23,7 @@ def check(result: dict, tolerance: float) -> None:
 @pytest.mark.xdist_group("processes")
 @pytest.mark.timeout(180)
 def test_twelve_seconds_of_a_counting_deployment() -> None:
-    check(run(12, ["counting", "--set", "models.0.runner=modelled"]), 0.003)
+    check(run(12, ["counting", "--set", "models.0.worker=simulated"]), 0.003)
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ ENERGY_JOULES = _counter(
 )
 DEVICE_SECONDS = _counter(
     "device_seconds",
-    "Seconds of worker processes by what they were spent on; the kinds add up to process time.",
+    "Device-seconds by line of the bill; the lines add up to process time (x ranks of a gang).",
     (*_MODEL, "kind"),
 )
 GOOD_TOKENS = _counter("good_tokens", "Output tokens of requests that met every latency objective.")
