@@ -13,6 +13,7 @@ from tokenmill.workloads.arrivals import ramp_times
 from tokenmill.workloads.conductor import ClosedLoop, Conductor, OpenLoop
 from tokenmill.workloads.definition import Workload
 from tokenmill.workloads.sessions import Session, generate
+from tokenmill.workloads.sizes import kv_pool_tokens
 from tokenmill.workloads.trace import read_trace
 
 _SECONDS_AHEAD = 1.25  # more arrivals are planned than a duration needs, since gaps are random
@@ -114,6 +115,7 @@ class LoadSettings:
             "workload_digest": workload and workload.digest,
             "workload_scale": workload and workload.scale,
             "kv_pool_share": workload and workload.kv_pool_share,
+            "kv_pool_tokens": self._kv_pool_tokens(),
             "trace": str(self.trace) if self.trace else None,
             "concurrency": self.concurrency,
             "request_rate": self.rates_per_s[0] if len(self.rates_per_s) == 1 else list(self.rates_per_s) or None,
@@ -125,6 +127,12 @@ class LoadSettings:
             "as_schedule": self.as_schedule,
             "seed": self.seed,
         }
+
+    def _kv_pool_tokens(self) -> int | None:
+        """What the definition wants the server's pool to hold at this load, for whoever starts the server."""
+        if self.workload is None or self.concurrency is None:
+            return None
+        return kv_pool_tokens(self.workload, concurrency=self.concurrency, seed=self.seed)
 
     def first_sessions(self, run: str, number: int) -> list[Session]:
         """For requests sent alone, whose tokens nobody else has."""

@@ -1,4 +1,4 @@
-"""An OpenAI-like server without a model: every stream gets one token per tick. A load generator's cost is measured
+"""An OpenAI-like server without a model: one token per stream and tick. A load generator's cost is measured
 against it. Run as `python -m tokenmill.bench.null_server [--tick-ms 5]`; prints its address, stops with its stdin.
 
 Not responsible for: being right about anything but counts and times.
@@ -39,15 +39,28 @@ _END = _event(b"[DONE]") + b"0\r\n\r\n"
 
 
 class _Stream:
-    def __init__(self, transport: asyncio.Transport, is_chat: bool, num_prompt: int, num_output: int) -> None:
-        self.transport = transport
+    """Paces itself: the first token comes one tick after the request, each other one tick after the one before."""
+
+    def __init__(
+        self, transport: asyncio.Transport, tick_s: float, is_chat: bool, num_prompt: int, num_output: int
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._tick_s = tick_s
         self._is_chat = is_chat
         self._num_prompt = num_prompt
         self._num_output = num_output
         self._num_left = num_output
+        self._due_s = self._loop.time()
+        self._wait()
 
-    def step(self) -> bool:
-        """One token; True when it was the last."""
+    def _wait(self) -> None:
+        self._due_s += self._tick_s
+        self._loop.call_at(self._due_s, self._step)
+
+    def _step(self) -> None:
+        if self._transport.is_closing():
+            return
         self._num_left -= 1
         reason = None if self._num_left else "length"
         data = _CHUNKS[self._is_chat, reason]
@@ -55,29 +68,14 @@ class _Stream:
             usage = {"prompt_tokens": self._num_prompt, "completion_tokens": self._num_output}
             usage |= {"total_tokens": self._num_prompt + self._num_output}
             data += _event({"choices": [], "usage": usage | {"prompt_tokens_details": {"cached_tokens": 0}}}) + _END
-        self.transport.write(data)
-        return self._num_left == 0
-
-
-class _Streams:
-    """All that are open; one tick gives each a token."""
-
-    def __init__(self, tick_s: float) -> None:
-        self._tick_s = tick_s
-        self.live: list[_Stream] = []
-
-    async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        due_s = loop.time()
-        while True:
-            due_s = max(due_s + self._tick_s, loop.time())
-            await asyncio.sleep(due_s - loop.time())
-            self.live = [stream for stream in self.live if not stream.transport.is_closing() and not stream.step()]
+        self._transport.write(data)
+        if not reason:
+            self._wait()
 
 
 class _Door(asyncio.Protocol):
-    def __init__(self, streams: _Streams) -> None:
-        self._streams = streams
+    def __init__(self, tick_s: float) -> None:
+        self._tick_s = tick_s
         self._parser = httptools.HttpRequestParser(self)
         self._url, self._body = b"", bytearray()
         self._transport: asyncio.Transport | None = None
@@ -100,7 +98,7 @@ class _Door(asyncio.Protocol):
         self._url, self._body = b"", bytearray()
         if path.endswith("/completions"):
             self._transport.write(_STREAM)
-            self._streams.live.append(_stream(self._transport, json.loads(body)))
+            _stream(self._transport, self._tick_s, json.loads(body))
             return
         value, status = (_MODELS, b"200 OK") if path == "/v1/models" else ({"error": "no such route"}, b"404 No")
         data = json.dumps(value).encode()
@@ -108,22 +106,19 @@ class _Door(asyncio.Protocol):
         self._transport.write(head + data)
 
 
-def _stream(transport: asyncio.Transport, body: dict[str, Any]) -> _Stream:
+def _stream(transport: asyncio.Transport, tick_s: float, body: dict[str, Any]) -> _Stream:
     messages = body.get("messages")
     prompt = " ".join(str(message["content"]) for message in messages) if messages else body["prompt"]
     num_prompt = len(prompt) if isinstance(prompt, list) else len(prompt.split())
     num_output = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
-    return _Stream(transport, messages is not None, num_prompt, num_output)
+    return _Stream(transport, tick_s, messages is not None, num_prompt, num_output)
 
 
 async def _serve(tick_s: float, port: int) -> None:
     loop = asyncio.get_running_loop()
-    streams = _Streams(tick_s)
-    server = await loop.create_server(lambda: _Door(streams), "127.0.0.1", port)
-    ticking = asyncio.ensure_future(streams.run())
+    server = await loop.create_server(lambda: _Door(tick_s), "127.0.0.1", port)
     print(f"null server ready: http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await loop.run_in_executor(None, sys.stdin.read)  # its end is ours
-    ticking.cancel()
     server.close()
 
 

@@ -48,6 +48,7 @@ def serve_report(
     report["usd_charged"] = _sum([record.usd for record in ok])
     report["joules_charged"] = _sum([record.joules for record in ok])
     report |= _cost(bench, report, records, usd_per_hour)
+    report["asked_level"] = bench.load.asked_level
     report["steady"] = steady_report(records, bench.load.asked_level)
     report["client"] = _client(result, *client_time_s)
     report |= {
@@ -105,7 +106,7 @@ def _client(result: LoadResult, cpu_s: float, wall_s: float) -> dict[str, Any]:
 
 def _problems(report: dict[str, Any], result: LoadResult) -> list[str]:
     """In words, for people; an empty list is what one hopes for."""
-    problems = [f"the tool contradicts itself: {broken}" for broken in report["broken_invariants"][:3]]
+    problems = [f"the figures contradict each other: {broken}" for broken in report["broken_invariants"][:3]]
     if result.stopped is not None:
         problems.append(f"stopped early, {report['num_requests']} requests are in this report: {result.stopped}")
     if report["num_ok"] == 0:
@@ -134,6 +135,10 @@ def _load_problems(report: dict[str, Any]) -> list[str]:
         problems.append(f"the client was held up by {lag_s * 1e3:.0f} ms (p99): ITL and TTFT include that")
     if late_s and ttft_s and late_s > 0.1 * ttft_s and late_s > 0.01:
         problems.append(f"requests were sent up to {late_s * 1e3:.0f} ms (p99) after they were due")
+    if report["asked_level"] and report["steady"] is None and report["num_requests"] >= 4 * report["asked_level"]:
+        problems.append(
+            f"the asked {report['asked_level']} were not in flight together for long: there is no steady part"
+        )
     cached, cacheable = report["cached_share"], report["cacheable_share"]
     if cached is not None and cached > cacheable + _LEAK_SHARE:
         problems.append(

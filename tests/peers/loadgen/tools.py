@@ -100,7 +100,7 @@ def run_guidellm(load: Load, folder: Path, venv: Path | None) -> Figures:
 
 
 def _guidellm(load: Load, num_requests: int, seed: int, output: Path, venv: Path) -> dict[str, Any]:
-    command = [str(venv / "bin" / "guidellm"), "run", "--disable-progress", "--seed", str(seed)]
+    command = [str(venv / "bin" / "guidellm"), "run", "--disable-progress", "--seed", f"kind=static,value={seed}"]
     backend = f"kind=openai_http,target={load.url},model={load.model},request_format=/v1/completions"
     command += ["--backend", backend, "--tokenizer", f"kind=hf_auto,model={load.tokenizer}"]
     command += ["--data", f"kind=synthetic_text,prompt_tokens={load.isl},output_tokens={load.osl}"]
