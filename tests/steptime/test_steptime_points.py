@@ -38,9 +38,10 @@ def test_a_device_that_nothing_was_fitted_to_is_predicted(result: dict[str, Any]
 
 
 def test_rows_of_a_date_are_ranked(result: dict[str, Any]) -> None:
-    """A bare year is the year somebody looked, not a date of the software."""
-    dated = {date: of for date, of in result["rank_correlation_by_date"].items() if len(date) > 4}
-    assert set(dated) == {"2026-05-21", "2026-05-22", "2026-08"}
+    """Every date with five rows or more; no row is predicted from itself."""
+    dated = result["rank_correlation_by_date"]
+    assert {date.split(" ")[0] for date in dated} == {"2026", "2026-05-21", "2026-05-22", "2026-08"}
+    assert sum(of["num_rows"] for of in dated.values()) == 40
     assert all(of["rank_correlation"] >= 0.9 - 1e-9 for of in dated.values())
 
 

@@ -53,13 +53,24 @@ def run_predict_bench(points_file: Path | None = None, known: str = "c03", left_
         "median_error_blind": _median_error(blind),
         "share_in_range_blind": _share_in_range(blind),
         "device_left_out": _left_out(curves, known, left_out),
-        "rank_correlation_by_date": _ranks([*predictions, *blind]),
+        "rank_correlation_by_date": _ranks([*predictions, *_anchors_themselves(curves, anchored, blind)]),
     }
 
 
 def _blind(row: RowModel, slowdowns: dict[str, tuple[RowModel, float]]) -> RowPrediction:
     slowdown, seen = anchors.typical_slowdown(row, slowdowns)
     return anchors.predict_row(row, slowdown, anchors.OTHER_SOFTWARE, seen)
+
+
+def _anchors_themselves(
+    curves: dict[str, list[RowModel]], anchored: dict[str, RowModel], blind: Sequence[RowPrediction]
+) -> list[RowPrediction]:
+    """From another row of their curve where there is one; the only rows of curves stay blind."""
+    by_id = {prediction.row.point.id: prediction for prediction in blind}
+    return [
+        anchors.predict_anchor(curves[curve], row) if len(curves[curve]) > 1 else by_id[row.point.id]
+        for curve, row in anchored.items()
+    ]
 
 
 def _any_anchor_error(curves: dict[str, list[RowModel]]) -> float | None:
@@ -88,10 +99,10 @@ def _left_out(curves: dict[str, list[RowModel]], known: str, left_out: str) -> d
 
 
 def _ranks(predictions: Sequence[RowPrediction]) -> dict[str, dict[str, float]]:
-    """Each row once, predicted without itself; dates with five rows or more."""
+    """Each row once, predicted without itself; dates, as the file writes them, with five rows or more."""
     by_date: dict[str, list[RowPrediction]] = {}
     for prediction in predictions:
-        by_date.setdefault(prediction.row.point.date.split(" ")[0], []).append(prediction)
+        by_date.setdefault(prediction.row.point.date, []).append(prediction)
     return {
         date: {
             "num_rows": len(of),

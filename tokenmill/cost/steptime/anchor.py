@@ -105,6 +105,15 @@ def predict_anchored(rows: Sequence[RowModel], anchor: RowModel) -> list[RowPred
     return [predict_row(row, slowdown, SAME_CURVE, seen) for row in rows if row is not anchor]
 
 
+def predict_anchor(rows: Sequence[RowModel], anchor: RowModel) -> RowPrediction:
+    """The anchor itself, from the row of its curve that is nearest to it in throughput."""
+    assert anchor.point.tput_per_gpu is not None
+    own = math.log(anchor.point.tput_per_gpu)
+    others = [row for row in rows if row is not anchor]
+    nearest = min(others, key=lambda row: abs(math.log(row.point.tput_per_gpu or 1.0) - own))
+    return predict_anchored([anchor, nearest], nearest)[0]
+
+
 def predict_other_device(known: Sequence[RowModel], unknown: Sequence[RowModel]) -> list[RowPrediction]:
     """Rows of a device that nothing was fitted to, with the slowdown of the same software on another device."""
     slowdown = statistics.geometric_mean([solve_slowdown(row) for row in known])
