@@ -1,4 +1,4 @@
-"""`tokenmill bench peers`: other engines and tokenmill in turn on one machine. Not responsible for: measuring."""
+"""`tokenmill bench peers` and `bench overhead`: speed on this machine, beside others and part by part of a step."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tokenmill.cli.output import note
 
 def add_to(app: typer.Typer) -> None:
     app.command()(peers)
+    app.command()(overhead)
 
 
 def peers(
@@ -52,3 +53,23 @@ def peers(
     bench.check()
     _fetch(model)
     finish(run_peers_bench(bench, note), peers_table, output, as_json=as_json)
+
+
+def overhead(
+    model: str = typer.Option("smollm2", help="Alias, path or hf:organisation/name."),
+    concurrency: int = typer.Option(32, help="Sequences that decode."),
+    isl: int = typer.Option(256, help="Tokens per prompt."),
+    num_steps: int = typer.Option(40, help="Decode steps to measure."),
+    sets: list[str] = typer.Option(["quantization=int8"], "--set", metavar="NAME=VALUE", help="Engine setting."),
+    output: Path | None = OUTPUT,
+    as_json: bool = JSON,
+) -> None:
+    """CPU time of a decode step outside the model: planning, batch, update, frames, sampling."""
+    from tokenmill.bench.overhead import OverheadBench, run_overhead_bench
+    from tokenmill.cli.bench import _engine_settings, _fetch
+    from tokenmill.cli.peers_report import overhead_table
+
+    bench = OverheadBench(model, concurrency, isl, num_steps, engine=_engine_settings(sets))
+    bench.check()
+    _fetch(model)
+    finish(run_overhead_bench(bench, note), overhead_table, output, as_json=as_json)

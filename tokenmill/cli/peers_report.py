@@ -1,4 +1,4 @@
-"""The tables of `bench peers` for people. Not responsible for: measuring."""
+"""The tables of `bench peers` and `bench overhead` for people. Not responsible for: measuring."""
 
 from __future__ import annotations
 
@@ -55,3 +55,11 @@ def _ratio(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['ratio_least']:.2f}..{row['ratio_most']:.2f}",
         "n/a" if same is None else f"{same:.0%}",
     )
+
+
+def overhead_table(result: dict[str, Any]) -> None:
+    rows = [("model", result["model_ms"]), *result["parts_ms"].items(), ("step", result["step_ms"])]
+    print_table(("CPU ms per step, one thread", ""), [(name, f"{ms:.3f}") for name, ms in rows])
+    with_sampling = f"with sampling {result['host_share_with_sampling']:.1%}"
+    print(f"host work: {result['host_share']:.1%} of a step's CPU time, {with_sampling}")
+    print(f"of a step on two threads: {result['host_share_on_two_threads']:.1%}")
