@@ -154,8 +154,12 @@ class Ledger:
         )
         parts = _whole_parts([*(d.seconds for d in frame.deltas), *(s for _, s in unowned)], covered_s(frame))
         joules = _split_joules(frame, parts)
+        spent: dict[Owner, int] = {}
         for delta, ticks, nj in zip(frame.deltas, parts, joules, strict=False):
-            self.spending.add(*self._requests.take(delta, ticks, life.model, life.units, nj))
+            owner = self._requests.take(delta, ticks, life.model, life.units, nj)
+            spent[owner] = spent.get(owner, 0) + ticks
+        for owner, ticks in spent.items():
+            self.spending.add(owner, ticks * life.units.pico_usd_per_hour)
         for (line, _), ticks, nj in zip(unowned, parts[-3:], joules[-3:], strict=True):
             self._book_unowned(life, line, ticks, nj)
         life.explained += sum(parts)

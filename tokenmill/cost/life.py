@@ -151,7 +151,11 @@ def covered_s(frame: StepFrame) -> float:
 
 def _is_sound(frame: StepFrame) -> bool:
     """Durations of a healthy clock: a frame that fails stays out, and the balance shows the hole."""
+    if not math.isfinite(frame.until_s):
+        return False
     parts = [frame.busy_s, frame.idle_s, frame.startup_s, frame.unattributed_s]
     for delta in frame.deltas:
-        parts += (delta.seconds, delta.prefill_s, delta.draft_s, delta.rejected_s, delta.transfer_s)
-    return math.isfinite(frame.until_s) and all(0 <= part < 2**62 / TICKS_PER_S for part in parts)
+        parts.append(delta.seconds)
+        if delta.prefill_s or delta.draft_s or delta.rejected_s or delta.transfer_s:  # true of NaN too
+            parts += (delta.prefill_s, delta.draft_s, delta.rejected_s, delta.transfer_s)
+    return math.isfinite(math.fsum(parts)) and min(parts) >= 0 and max(parts) < 2**62 / TICKS_PER_S

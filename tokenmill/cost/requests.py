@@ -101,21 +101,19 @@ class RequestBook:
     def get(self, request_id: str) -> Entry | None:
         return self._open.get(request_id) or self._finished.get(request_id)
 
-    def take(
-        self, delta: TokenDelta, ticks: int, model: str, units: UnitRate, measured_nj: int | None
-    ) -> tuple[Owner, int]:
-        """Charge one delta's time to its request; returns whose money it is, and how much was spent."""
+    def take(self, delta: TokenDelta, ticks: int, model: str, units: UnitRate, measured_nj: int | None) -> Owner:
+        """Charge one delta's time to its request; returns whose money it is."""
         late = self._finished.get(delta.request_id)
         if late is not None:
             owner = late.owner._replace(model=model)
             cell = self._cell(owner)
             cell.counts.num_overrun_tokens += len(delta.token_ids)
             cell.tally(Line.OVERRUN).charge(ticks, units, measured_nj)
-            return owner, ticks * units.pico_usd_per_hour
+            return owner
         entry = self._open.get(delta.request_id) or self._add(delta.request_id, Entry(Owner(model)))
         self._charge(entry, delta, ticks, units, measured_nj)
         self._count(entry, delta)
-        return entry.owner, ticks * units.pico_usd_per_hour
+        return entry.owner
 
     def finish(self, request_id: str, *, is_complete: bool) -> RequestCost:
         entry = self._close(request_id)
@@ -158,9 +156,8 @@ class RequestBook:
     def _charge(self, entry: Entry, delta: TokenDelta, ticks: int, units: UnitRate, measured_nj: int | None) -> None:
         entry.tally.charge(ticks, units, measured_nj)
         cell, left, left_nj = self._cell(entry.owner), ticks, measured_nj
-        parts = ((0, delta.prefill_s), (2, delta.draft_s), (3, delta.rejected_s), (4, delta.transfer_s))
-        for index, seconds in parts:
-            if seconds > 0:
+        for index, seconds in enumerate((delta.prefill_s, 0.0, delta.draft_s, delta.rejected_s, delta.transfer_s)):
+            if seconds:
                 part = min(to_ticks(seconds), left)
                 part_nj = None if left_nj is None else left_nj * part // left if left else 0
                 cell.tally(CHARGED[index]).charge(part, units, part_nj)
@@ -173,9 +170,10 @@ class RequestBook:
 
     def _count(self, entry: Entry, delta: TokenDelta) -> None:
         counts = entry.counts
-        entry.num_generated += len(delta.token_ids)
-        if entry.num_generated:
-            self._set(entry, "num_prompt_tokens", entry.num_prompt_tokens or 0)
+        if delta.token_ids:
+            if not entry.num_generated:
+                self._set(entry, "num_prompt_tokens", entry.num_prompt_tokens or 0)
+            entry.num_generated += len(delta.token_ids)
             self._set(entry, "num_output_tokens", entry.num_generated)
         if delta.num_cached_tokens:  # of the first choice only, as the prompt
             told = delta.num_cached_tokens
