@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from msgspec.structs import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any

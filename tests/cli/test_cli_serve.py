@@ -14,7 +14,7 @@ import pytest
 from tokenmill.bench.local_server import local_server
 from tokenmill.core.errors import SetupError
 
-COUNTING = ("--set", "models.0.runner=modelled")
+COUNTING = ("--set", "models.0.worker=simulated")
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -120,7 +120,7 @@ def test_two_models_and_two_names(temporary: Path) -> None:
     import json
     import urllib.request
 
-    arguments = ["one", "two", *COUNTING, "--set", "models.1.runner=modelled"]
+    arguments = ["one", "two", *COUNTING, "--set", "models.1.worker=simulated"]
     with local_server(arguments, is_quiet=True) as url, urllib.request.urlopen(f"{url}/v1/models") as response:
         models = json.load(response)["data"]
     assert sorted(model["id"] for model in models) == ["one", "two"]

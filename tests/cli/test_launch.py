@@ -18,7 +18,7 @@ FLAGS = {"api_key": "sk-secret", "slo": "ttft=1s", "price_per_hour": "4", "watts
 
 @pytest.fixture
 def processes():
-    sets = ["models.0.runner=modelled", "models.1.runner=modelled", "models.0.workers=3"]
+    sets = ["models.0.worker=simulated", "models.1.worker=simulated", "models.0.workers=3"]
     config = load_deployment(["one", "two"], flags=FLAGS, sets=sets)
     resolved, _ = resolve(config, host=HOST, facts_of=lambda spec: None)
     return build_processes(config, resolved, fetch_models(config, no_progress))
@@ -48,13 +48,13 @@ def test_workers_are_told_their_model_and_their_share(processes) -> None:
         ("worker-0", "one"), ("worker-1", "one"), ("worker-2", "one"), ("worker-3", "two"),
     ]  # fmt: skip
     first = args[0]
-    assert (first.num_workers, first.watts, first.engine, first.incarnation) == (4, 25.0, "modelled", 2)
+    assert (first.num_workers, first.watts, first.engine, first.incarnation) == (4, 25.0, "simulated", 2)
     assert (first.engine_config.max_model_len, first.engine_config.num_threads) == (128, 2)
     assert (first.started_s, first.parent_pid) == (5.0, 77)
 
 
 def test_waiting_threads_of_a_worker_do_not_spin_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_deployment(["m"], flags=FLAGS, sets=["models.0.runner=modelled"])
+    config = load_deployment(["m"], flags=FLAGS, sets=["models.0.worker=simulated"])
     resolved, _ = resolve(config, host=HOST)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert build_processes(config, resolved, [""]).workers[0].env == {"OMP_WAIT_POLICY": "PASSIVE"}

@@ -52,7 +52,7 @@ class Fleet:
     """A running deployment. Its temporary directory is its own, so that whatever it leaves behind is seen."""
 
     def __init__(
-        self, *args: str, workers: int = 1, operations: dict | None = None, modelled: dict | None = None
+        self, *args: str, workers: int = 1, operations: dict | None = None, simulated: dict | None = None
     ) -> None:
         self.tmp = tempfile.TemporaryDirectory(prefix="ops", dir="/tmp")
         self.control = f"{self.tmp.name}/c"
@@ -65,7 +65,7 @@ class Fleet:
                 f"--control={self.control}",
                 f"--workers={workers}",
                 f"--operations-config={json.dumps(operations or {})}",
-                f"--modelled={json.dumps(modelled or {})}",
+                f"--simulated={json.dumps(simulated or {})}",
                 *args,
             ],
             env={**os.environ, "TMPDIR": self.tmp.name, "PYTHONPATH": str(ROOT)},

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tokenmill.core.errors import TokenmillError
 from tokenmill.operations.config import OperationsConfig
 from tokenmill.operations.serve import LaunchContext, ProcessSpec, serve
-from tokenmill.operations.worker.arguments import ModelledConfig, WorkerArgs
+from tokenmill.operations.worker.arguments import SimulatedConfig, WorkerArgs
 
 
 def frontend_spec(args: argparse.Namespace, expected: Sequence[str]) -> ProcessSpec:
@@ -40,7 +40,7 @@ def worker_spec(name: str, args: argparse.Namespace) -> ProcessSpec:
             model=args.model,
             incarnation=context.incarnation,
             engine=args.engine,
-            modelled_config=ModelledConfig.model_validate_json(args.modelled),
+            simulated_config=SimulatedConfig.model_validate_json(args.simulated),
             operations_config=OperationsConfig.model_validate_json(args.operations_config),
             num_workers=args.workers,
             started_s=context.started_s,
@@ -55,9 +55,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", required=True)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--engine", default="modelled")
+    parser.add_argument("--engine", default="simulated")
     parser.add_argument("--model", default="")
-    parser.add_argument("--modelled", default="{}")
+    parser.add_argument("--simulated", default="{}")
     parser.add_argument("--operations-config", default="{}")
     parser.add_argument("--fail-frontend")
     parser.add_argument("--worker-module", default="tokenmill.operations.worker.main")

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.ci, pytest.mark.xdist_group("processes"), pytest.mark.
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     """Two workers at 100 steps a second; each test leaves them ready."""
-    with Fleet(workers=2, modelled={"fixed_s": 0.01}) as fleet:
+    with Fleet(workers=2, simulated={"fixed_s": 0.01}) as fleet:
         fleet.wait_ready()
         yield fleet
         fleet.process.send_signal(signal.SIGTERM)
@@ -149,7 +149,7 @@ def test_the_bill_covers_every_process_second(fleet: Fleet) -> None:
 
 
 def test_kill_before_the_first_token_moves_the_requests() -> None:
-    with Fleet(workers=2, modelled={"fixed_s": 0.4}) as fleet:
+    with Fleet(workers=2, simulated={"fixed_s": 0.4}) as fleet:
         fleet.wait_ready()
         victim = fleet.pid_of("w0")
 
@@ -168,7 +168,7 @@ def test_kill_before_the_first_token_moves_the_requests() -> None:
 
 
 def test_the_only_worker_dies_first_and_its_request_waits_for_the_next_life() -> None:
-    with Fleet(modelled={"fixed_s": 0.5}) as fleet:
+    with Fleet(simulated={"fixed_s": 0.5}) as fleet:
         fleet.wait_ready()
         victim = fleet.pid_of("w0")
 
@@ -186,7 +186,7 @@ def test_the_only_worker_dies_first_and_its_request_waits_for_the_next_life() ->
 
 def test_sigterm_drains() -> None:
     """What runs ends whole, what comes is refused, exit code 0, nothing left."""
-    with Fleet(modelled={"fixed_s": 0.02}) as fleet:
+    with Fleet(simulated={"fixed_s": 0.02}) as fleet:
         fleet.wait_ready()
 
         async def main() -> tuple[Answer, Answer]:
@@ -208,7 +208,7 @@ def test_sigterm_drains() -> None:
 
 def test_a_drain_has_an_end() -> None:
     operations = {"drain_timeout_s": 0.5, "stop_timeout_s": 1.0}
-    with Fleet(modelled={"fixed_s": 0.02}, operations=operations) as fleet:
+    with Fleet(simulated={"fixed_s": 0.02}, operations=operations) as fleet:
         fleet.wait_ready()
 
         async def main() -> Answer:
@@ -222,7 +222,7 @@ def test_a_drain_has_an_end() -> None:
 
 
 def test_a_second_sigterm_stops() -> None:
-    with Fleet(workers=2, modelled={"fixed_s": 0.02}) as fleet:
+    with Fleet(workers=2, simulated={"fixed_s": 0.02}) as fleet:
         fleet.wait_ready()
 
         def stop() -> None:
@@ -246,7 +246,7 @@ def test_a_second_sigterm_stops() -> None:
 
 
 def test_nothing_outlives_a_killed_supervisor() -> None:
-    with Fleet(workers=2, modelled={"fixed_s": 0.02}) as fleet:
+    with Fleet(workers=2, simulated={"fixed_s": 0.02}) as fleet:
         fleet.wait_ready()
 
         async def main() -> Answer:
@@ -261,7 +261,7 @@ def test_nothing_outlives_a_killed_supervisor() -> None:
 def test_a_silent_worker_turns_health_red_and_is_replaced() -> None:
     """S62: its process lives and says nothing; health says so, its requests move, it is replaced."""
     operations = {"heartbeat_timeout_s": 3.0, "stall_timeout_s": 0.5}
-    with Fleet(workers=2, modelled={"fixed_s": 0.05}, operations=operations) as fleet:
+    with Fleet(workers=2, simulated={"fixed_s": 0.05}, operations=operations) as fleet:
         fleet.wait_ready()
         victim = fleet.pid_of("w0")
         os.kill(victim, signal.SIGSTOP)

@@ -14,7 +14,7 @@ from tests.operations.ops_processes import Fleet, eventually
 
 @pytest.mark.xdist_group("processes")
 def test_serve_kill_drain() -> None:
-    with Fleet(workers=2, modelled={"fixed_s": 0.005}) as fleet:
+    with Fleet(workers=2, simulated={"fixed_s": 0.005}) as fleet:
         fleet.wait_ready()
         (run_dir,) = fleet.run_dirs
         assert run_dir.stat().st_mode & 0o777 == 0o700

@@ -17,7 +17,7 @@ from tokenmill.infra.power import OpenedMeter
 from tokenmill.operations.child import read_setup_error
 from tokenmill.operations.config import OperationsConfig
 from tokenmill.operations.worker import main as worker_main
-from tokenmill.operations.worker.arguments import ModelledConfig, WorkerArgs, parse_worker_args
+from tokenmill.operations.worker.arguments import SimulatedConfig, WorkerArgs, parse_worker_args
 
 
 def make_args(tmp_path: Path, **changes: object) -> WorkerArgs:
@@ -26,7 +26,7 @@ def make_args(tmp_path: Path, **changes: object) -> WorkerArgs:
         "worker_id": "w0",
         "name": "m",
         "model": "",
-        "engine": "modelled",
+        "engine": "simulated",
         "parent_pid": os.getppid(),
     }
     return WorkerArgs(**(fields | changes))  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def test_the_command_line_says_all(tmp_path: Path) -> None:
         model="/models/a b",
         incarnation=3,
         engine_config=EngineConfig(max_num_seqs=7, deterministic=True),
-        modelled_config=ModelledConfig(fixed_s=0.5),
+        simulated_config=SimulatedConfig(fixed_s=0.5),
         operations_config=OperationsConfig(heartbeat_interval_s=0.25),
         num_workers=2,
         watts=12.5,
@@ -92,7 +92,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> QuietMain:
 
 
 def test_a_drained_worker_ends_with_0(tmp_path: Path, quiet: QuietMain) -> None:
-    args = make_args(tmp_path, incarnation=4, modelled_config=ModelledConfig(vocab_size=99), started_s=time.monotonic())
+    args = make_args(tmp_path, incarnation=4, simulated_config=SimulatedConfig(vocab_size=99), started_s=time.monotonic())
     assert worker_main.main(args.to_argv()) == 0
     hello = quiet.sent[0]
     assert isinstance(hello, Hello) and isinstance(quiet.sent[-1], Goodbye)

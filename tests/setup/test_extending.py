@@ -96,7 +96,7 @@ def test_serve_runs_with_the_policy(package: Path) -> None:
     code = (
         "from tokenmill.bench.local_server import local_server\n"
         "import urllib.request\n"
-        "args = ['m', '--set', 'models.0.runner=modelled', '--workers', '2', '--router-policy', 'shortest_prefill']\n"
+        "args = ['m', '--set', 'models.0.worker=simulated', '--workers', '2', '--router-policy', 'shortest_prefill']\n"
         "with local_server(args, is_quiet=True) as url:\n"
         "    print(urllib.request.urlopen(f'{url}/ready').status)\n"
     )

@@ -48,7 +48,7 @@ def _check(i: int, response: httpx.Response) -> None:
 
 def test_two_workers_under_load() -> None:
     """S38 across processes: each of 32 concurrent answers has its own id; wrong grammars are refused between them."""
-    arguments = [str(DATA / "byte-tokenizer"), "--set", "models.0.runner=modelled", "--workers", "2"]
+    arguments = [str(DATA / "byte-tokenizer"), "--set", "models.0.worker=simulated", "--workers", "2"]
     with local_server([*arguments, "--tool-call-parser", "hermes"], is_quiet=True) as url:
 
         def post(i: int) -> httpx.Response:

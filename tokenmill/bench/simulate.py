@@ -196,8 +196,7 @@ def _report(simulation: Simulation, placed: Placed, twin: Twin) -> dict[str, Any
     }
     return {
         "bench": "simulate",
-        "settings": bench.settings()
-        | {"seed": simulation.seed, "detail": simulation.detail, "models": [bench.models[0]]},
+        "settings": bench.settings() | {"seed": simulation.seed, "detail": simulation.detail, "models": bench.models},
         "environment": {"device": simulation.hardware, "is_simulated": True},
         **report,
         "fleet": fleet,

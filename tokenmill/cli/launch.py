@@ -32,7 +32,7 @@ def fetch_models(config: DeploymentConfig, progress: Progress) -> list[str]:
 
 
 def _path_of(model: ModelConfig, progress: Progress) -> str:
-    if model.runner == "modelled" and model.model not in ALIASES:  # nothing is computed: all it can use is a tokenizer
+    if model.worker == "simulated" and model.model not in ALIASES:  # nothing is computed: all it can use is a tokenizer
         return str(Path(model.model).resolve()) if Path(model.model).exists() else ""
     return str(resolve_model(model.model, progress).resolve())
 
@@ -98,7 +98,8 @@ def _worker_argv(
             name=model.name,
             model=path,
             incarnation=context.incarnation,
-            engine=model.runner,
+            engine=model.worker,
+            simulated_config=model.simulated,
             engine_config=model.engine,
             operations_config=config.operations,
             num_workers=num_workers,

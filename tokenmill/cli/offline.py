@@ -48,7 +48,8 @@ class OfflineServer:
             worker_id=WORKER_ID,
             name=model.name,
             model=path,
-            engine=model.runner,
+            engine=model.worker,
+            simulated_config=model.simulated,
             engine_config=model.engine,
             operations_config=self._config.operations,
         )

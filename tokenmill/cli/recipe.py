@@ -51,7 +51,7 @@ def _check_models(sources: list[str], config: Any) -> None:
     from tokenmill.models.store import find_local
     from tokenmill.recipes.load import shipped_recipes
 
-    computed = {model.model for model in config.models if model.runner == "native"}
+    computed = {model.model for model in config.models if model.worker == "native"}
     for source in sources:
         is_recipe = source.endswith((".yaml", ".yml")) or source in shipped_recipes()
         if not is_recipe and source in computed:

@@ -17,9 +17,7 @@ def simulate(
     recipe: str = typer.Argument(help="Model with a price model (deepseek-v4-pro), shipped recipe or .yaml file."),
     hardware: str = typer.Option("gb300_nvl72", help="Key of the catalogue."),
     gpus: int = typer.Option(72, "--gpus", "--devices", min=1, help="How many of them; all are paid for."),
-    layout: str | None = typer.Option(
-        None, help="Of one worker: tp8, tep8, dep8; default: the smallest that holds it."
-    ),
+    layout: str | None = typer.Option(None, help="Of one worker: tp8, tep8, dep8; default: the smallest."),
     precision: str | None = typer.Option(None, help="bf16, fp8 or fp4; default: as released."),
     workload: str | None = typer.Option(None, help="Built-in workload or a YAML file."),
     trace: Path | None = typer.Option(None, help="Trace to replay (Mooncake JSONL)."),
@@ -35,9 +33,7 @@ def simulate(
     faults: str | None = typer.Option(None, help="Fault script (JSON), or random:N."),
     detail: str = typer.Option("auto", help="all (each token), ends (first and last of a request), auto."),
     save_decisions: Path | None = typer.Option(None, help="Write every decision of the fleet to this file."),
-    replay_decisions: Path | None = typer.Option(
-        None, help="Compare with decisions saved earlier; exit code 1 if they differ."
-    ),
+    replay_decisions: Path | None = typer.Option(None, help="Compare with saved ones; code 1 if they differ."),
     seed: int = typer.Option(0, help="Of load, network and faults: the same seed is the same run."),
     sets: list[str] = typer.Option([], "--set", metavar="PATH=VALUE", help="Change any setting of the recipe."),
     output: Path | None = OUTPUT,

@@ -78,6 +78,7 @@ class SkippingEngine(Engine):
         self._is_quiet = is_quiet
         self._most_skip_s = most_skip_s
         self._purse = Purse(context_weight)
+        self._checked_ids: list[int] | None = None
         self._told: dict[str, int] = {}
         self._span: Span | None = None
         self.num_steps = 1
@@ -87,6 +88,12 @@ class SkippingEngine(Engine):
         if request.grammar is not None or sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             raise CapabilityError("the twin has neither grammars nor logprobs: ask for plain text")
         super().add(request)
+
+    def _check_token_ids(self, request: Request) -> None:
+        """Prompts that share one list of ids are looked at once."""
+        if request.prompt_token_ids is not self._checked_ids:
+            super()._check_token_ids(request)
+            self._checked_ids = request.prompt_token_ids
 
     def abort(self, request_id: str) -> bool:
         assert self._span is None, "messages are taken between steps"

@@ -6,8 +6,10 @@ Pure: told what happened and when. Not responsible for requests (in_flight.py) o
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
+
+import msgspec
 
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.wire import Hello, StepFrame, WorkerExited, WorkerStats
@@ -302,7 +304,7 @@ class Fleet:
         return has_grown or any(delta.token_ids or delta.finish_reason for delta in frame.deltas)
 
     def _change(self, view: MemberView, **changes: object) -> None:
-        self._set(replace(view, **changes))  # type: ignore[arg-type]
+        self._set(msgspec.structs.replace(view, **changes))
 
     def _set(self, view: MemberView) -> None:
         before = self._views.get(view.worker_id)

@@ -14,6 +14,7 @@ from tokenmill.cost.budgets import BudgetConfig
 from tokenmill.engine.config import EngineConfig
 from tokenmill.models.store import default_name
 from tokenmill.operations.config import OperationsConfig
+from tokenmill.operations.worker.arguments import SimulatedConfig
 
 
 class ModelConfig(FrozenConfig):
@@ -21,13 +22,16 @@ class ModelConfig(FrozenConfig):
     model              path, alias or hf:org/name
     served_model_name  what clients call it; None: made from `model`
     workers            processes that serve it; None: operations.workers
-    runner             native computes; modelled counts up on modelled step times, for trials of everything around
+    worker             native computes; simulated counts up on modelled step times: for trials of everything around it,
+                       or as a stand-in for hardware that is not here
+    simulated          of a simulated worker: its step times and sizes
     """
 
     model: str = Field(min_length=1)
     served_model_name: str | None = Field(default=None, min_length=1)
     workers: int | None = Field(default=None, ge=1)
-    runner: Literal["native", "modelled"] = "native"
+    worker: Literal["native", "simulated"] = "native"
+    simulated: SimulatedConfig = SimulatedConfig()
     engine: EngineConfig = EngineConfig()
 
     @property

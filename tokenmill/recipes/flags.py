@@ -68,6 +68,8 @@ FLAGS: tuple[Flag, ...] = (
         "Model and engine",
         value="NAME",
     ),
+    Flag("worker", "models.*.worker", "native, or simulated (no weights, modelled step times).", "Model and engine"),
+    Flag("hardware", "models.*.simulated.hardware", "What a simulated worker is.", "Model and engine", value="KEY"),
     _engine("max-model-len", "Context limit, prompt + output (8k = 8000, 8K = 8192).", "N"),
     _engine("max-num-seqs", "Most sequences in one step.", "N"),
     _engine("max-num-batched-tokens", "Token budget of one step.", "N"),

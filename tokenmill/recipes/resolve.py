@@ -92,7 +92,7 @@ class _Resolver:
     def _engine(self, path: str, model: ModelConfig) -> dict[str, Any]:
         engine = model.engine
         update = {**self._dtype(path, engine), **self._from_host(path, engine)}
-        is_open = model.runner == "native" and (engine.max_model_len is None or engine.block_size is None)
+        is_open = model.worker == "native" and (engine.max_model_len is None or engine.block_size is None)
         facts = self._facts_of(model.model) if is_open else None
         if facts and engine.max_model_len is None and facts.max_model_len is not None:
             limit = facts.max_model_len

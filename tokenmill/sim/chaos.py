@@ -1,8 +1,8 @@
 """A fleet under a schedule of faults, checked as it goes. A seed is the whole case: the same seed is the same run.
 
-Invariants: every request ends exactly once, by its tokens, each once and in order, or with a reason; none by its deadline;
-the books of dispatcher, schedulers and pools agree at every check; at the end no block is held, and the ledger explains
-every second of every process.
+Invariants: every request ends exactly once, by its tokens, each once and in order, or with a reason; none by its
+deadline; the books of dispatcher, schedulers and pools agree at every check; at the end no block is held, and the ledger
+explains every second of every process.
 """
 
 from __future__ import annotations

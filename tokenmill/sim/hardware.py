@@ -1,4 +1,4 @@
-"""From names (model, device, layout) to workers of the twin: step times, cache groups and pools of the size that is left.
+"""From names (model, device, layout) to workers of the twin: step times, cache groups, pools of the size that is left.
 
 ConfigError for unknown names (the nearest is told), ResourceError for a model that does not fit (by how much).
 Not responsible for: the formulas (cost/steptime), settings (recipes).

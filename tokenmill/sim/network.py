@@ -1,7 +1,7 @@
 """Messages between hosts on virtual time: latency, links that fill up, and what goes wrong on the way.
 
-A host's link carries one message after the other; a connection keeps their order unless told to be late. What is lost is
-lost in silence; numbering and time-outs of the production code are there to notice. Pure: randomness is passed in.
+A host's link carries one message after the other; a connection keeps their order unless told to be late. What is lost
+is lost in silence; numbering and time-outs of the production code are there to notice. Pure: randomness is passed in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From a turn's segments to a request's token ids and block hashes, at a cost per block, not per token.
 
-Prompts that nobody continues need no tokens of their own: blocks that lie in the same segments at the same places get the
-same hash, and all prompts of a length share one list of ids. Turns of a conversation carry real ids, answers included, so
-that their hits are those of real engines. Not responsible for: which turns there are (workloads).
+Prompts that nobody continues need no tokens of their own: blocks that lie in the same segments at the same places get
+the same hash, and all prompts of a length share one list of ids. Turns of a conversation carry real ids, answers
+included, so that their hits are those of real engines. Not responsible for: which turns there are (workloads).
 """
 
 from __future__ import annotations

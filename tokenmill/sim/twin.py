@@ -1,4 +1,4 @@
-"""The twin: a fleet on virtual time, driven by the production dispatcher, supervisor, worker loop, scheduler and ledger.
+"""The twin: a fleet on virtual time under the production dispatcher, supervisor, worker loop, scheduler and ledger.
 
 Same deployment, load, faults and seed: same decisions, to the last one (decisions.py). Not responsible for: reports
 (report.py), what a step costs (a step-time model), where the load comes from (workloads).
@@ -169,7 +169,7 @@ class Twin:
 
 
 def _spare_the_collector() -> None:
-    """Millions of objects live long and hardly any are cycles: looking for those again and again is a fifth of the run."""
+    """Millions of objects live long and hardly any are cycles: looking for those again and again takes its time."""
     gc.freeze()
     gc.set_threshold(200_000, 50, 1000)
 

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from tokenmill.core.clock import Clock
 from tokenmill.core.wire import ToFrontend, ToWorker
-from tokenmill.cost.steptime.shape import Prediction, StepShape, StepTime
+from tokenmill.cost.steptime.shape import StepTime
+from tokenmill.engine.runners.step_times import ScaledStepTime
 from tokenmill.engine.skipping_engine import SkippingEngine
 from tokenmill.operations.config import OperationsConfig
 from tokenmill.operations.worker.loop import WorkerLoop
@@ -38,23 +39,6 @@ class LocalClock:
 
     def advance(self, seconds: float) -> None:
         self.at_s += seconds
-
-
-class SlowedStepTime:
-    """A step-time model times a factor that may change: a node that got slow."""
-
-    def __init__(self, model: StepTime) -> None:
-        self._model = model
-        self.factor = 1.0
-
-    def step_s(self, shape: StepShape) -> float:
-        return self._model.step_s(shape) * self.factor
-
-    def seconds(self, shape: StepShape) -> Prediction:
-        return self._model.seconds(shape)
-
-    def decode_seconds(self, batch: int, context_sum: float, num_steps: int = 1, num_draft_tokens: int = 0) -> float:
-        return self._model.decode_seconds(batch, context_sum, num_steps, num_draft_tokens) * self.factor
 
 
 class _Link:
@@ -122,7 +106,7 @@ class SimWorker:
         self._on_exit = on_exit
         self.worker_id, self.incarnation = worker_id, incarnation
         self.clock = LocalClock(queue.now(), skew_s)
-        self._step_time = SlowedStepTime(step_time)
+        self._step_time = ScaledStepTime(step_time)
         self.engine = make_engine(self.clock, self.clock.advance, self._step_time)
         self._link = _Link(self.clock, queue)
         self._lifeline = _Lifeline()

@@ -73,6 +73,12 @@ class KVCacheManager:
             for g in self.groups
             if not g.lookahead_tokens and (g.window_tokens is None or (g.window_tokens and retention_interval == 1))
         }
+        #: Groups of which no boundary needs a block, or none is kept.
+        self._unkept = {
+            g.name
+            for g in self._windowed
+            if retention_interval is None or (retention_interval == 1 and not g.window_tokens)
+        }
         self._sequences: dict[str, _SequenceBlocks] = {}
         self._total_bytes = sum(g.bytes_per_block * num_blocks[g.name] for g in self.groups)
 
@@ -220,7 +226,9 @@ class KVCacheManager:
             if group.kind is GroupKind.DRAFT:
                 first = num_complete if draft_rows_from is None else max(first, -(-draft_rows_from // self.block_size))
             first, end = max(first, blocks.first), min(num_complete, blocks.end)
-            if group.name in self._plain and first < end:
+            if first >= end or group.name in self._unkept:
+                continue
+            if group.name in self._plain:
                 ids = blocks.ids[first - blocks.first : end - blocks.first]
                 self.pools[group.name].publish_all(ids, block_hashes[first:end])
                 continue

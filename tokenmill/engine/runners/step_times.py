@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenmill.cost.steptime.shape import Prediction, StepShape
+from tokenmill.cost.steptime.shape import Prediction, StepShape, StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +37,21 @@ class LinearStepTime:
         first_s = self.step_s(StepShape.decode(batch, context_sum, num_draft_tokens))
         growth = self.per_context_s * batch * num_steps * (num_steps - 1) / 2
         return num_steps * first_s + growth
+
+
+@dataclass(slots=True)
+class ScaledStepTime:
+    """Another model's times, times a factor that may change: a stand-in that runs faster, a node that got slow."""
+
+    model: StepTime
+    factor: float = 1.0
+
+    def step_s(self, shape: StepShape) -> float:
+        return self.model.step_s(shape) * self.factor
+
+    def seconds(self, shape: StepShape) -> Prediction:
+        told = self.model.seconds(shape)
+        return Prediction(told.seconds * self.factor, told.low * self.factor, told.high * self.factor, told.parts)
+
+    def decode_seconds(self, batch: int, context_sum: float, num_steps: int = 1, num_draft_tokens: int = 0) -> float:
+        return self.model.decode_seconds(batch, context_sum, num_steps, num_draft_tokens) * self.factor

@@ -14,13 +14,24 @@ from tokenmill.core.config import FrozenConfig
 from tokenmill.engine.config import EngineConfig
 from tokenmill.operations.config import OperationsConfig
 
-EngineKind = Literal["native", "modelled"]
-ENGINE_KINDS: tuple[EngineKind, ...] = ("native", "modelled")
+EngineKind = Literal["native", "simulated"]
+ENGINE_KINDS: tuple[EngineKind, ...] = ("native", "simulated")
 
 
-class ModelledConfig(FrozenConfig):
-    """The counting engine: a step takes fixed_s + per_token_s for each scheduled token."""
+class SimulatedConfig(FrozenConfig):
+    """The counting engine: it computes nothing, and its steps take as long as a model of them says.
 
+    fixed_s, per_token_s  a step takes so long, and so much more for each scheduled token; unless hardware is given:
+    hardware    key of the catalogue: steps take what a worker of `layout` there would take, at `precision`
+    priced_as   name of the model in the price models; None: the model's own
+    speed       2: twice as fast as modelled
+    """
+
+    hardware: str | None = None
+    layout: str = "tp1"
+    precision: str | None = None
+    priced_as: str | None = None
+    speed: float = Field(default=1.0, gt=0)
     fixed_s: float = Field(default=2e-3, ge=0)
     per_token_s: float = Field(default=5e-5, ge=0)
     vocab_size: int = Field(default=256, ge=1)
@@ -33,7 +44,7 @@ class WorkerArgs:
     """
     run_dir        of the deployment; holds the frontend's socket
     name           what clients call the model
-    model          path of the model, already resolved; with the modelled engine: of a tokenizer, or ""
+    model          path of the model, already resolved; with the simulated engine: of a tokenizer, or ""
     num_workers    workers that share this machine
     index          which of them this is: it gets that share of the cores; None: all cores
     watts          draw of this worker's share, for the modelled meter; None: no meter at all
@@ -48,7 +59,7 @@ class WorkerArgs:
     incarnation: int = 0
     engine: EngineKind = "native"
     engine_config: EngineConfig = field(default_factory=EngineConfig)
-    modelled_config: ModelledConfig = field(default_factory=ModelledConfig)
+    simulated_config: SimulatedConfig = field(default_factory=SimulatedConfig)
     operations_config: OperationsConfig = field(default_factory=OperationsConfig)
     num_workers: int = 1
     index: int | None = None
@@ -66,7 +77,7 @@ class WorkerArgs:
             f"--incarnation={self.incarnation}",
             f"--engine={self.engine}",
             f"--engine-config={self.engine_config.model_dump_json(exclude_defaults=True)}",
-            f"--modelled-config={self.modelled_config.model_dump_json(exclude_defaults=True)}",
+            f"--simulated-config={self.simulated_config.model_dump_json(exclude_defaults=True)}",
             f"--operations-config={self.operations_config.model_dump_json(exclude_defaults=True)}",
             f"--num-workers={self.num_workers}",
         ]
@@ -90,7 +101,7 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
     parser.add_argument("--incarnation", type=int, default=0)
     parser.add_argument("--engine", choices=ENGINE_KINDS, default="native")
     parser.add_argument("--engine-config", type=EngineConfig.model_validate_json, default=EngineConfig())
-    parser.add_argument("--modelled-config", type=ModelledConfig.model_validate_json, default=ModelledConfig())
+    parser.add_argument("--simulated-config", type=SimulatedConfig.model_validate_json, default=SimulatedConfig())
     parser.add_argument("--operations-config", type=OperationsConfig.model_validate_json, default=OperationsConfig())
     parser.add_argument("--num-workers", type=int, default=1)
     parser.add_argument("--index", type=int)

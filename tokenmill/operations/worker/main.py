@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from tokenmill.core.clock import SystemClock
 from tokenmill.core.errors import ResourceError, SetupError
+from tokenmill.cost.steptime.shape import StepTime
 from tokenmill.infra.meter import EnergySource, MeterContext
 from tokenmill.infra.power import open_meter
 from tokenmill.operations.addresses import frontend_endpoint, worker_identity
@@ -92,18 +93,17 @@ def _serve(
 
 def build_engine(args: WorkerArgs) -> EngineLike:
     """The engine of `--engine`; raises SetupError when it cannot be had. Torch is imported here and not before."""
-    if args.engine == "modelled":
-        from tokenmill.engine.runners.step_times import LinearStepTime
+    if args.engine == "simulated":
         from tokenmill.engine.simulated import simulated_engine
 
-        modelled = args.modelled_config
+        simulated = args.simulated_config
         return simulated_engine(
             args.engine_config,
             name=args.name,
-            vocab_size=modelled.vocab_size,
-            max_model_len=modelled.max_model_len,
-            kv_tokens=modelled.kv_tokens,
-            step_time=LinearStepTime(modelled.fixed_s, modelled.per_token_s),
+            vocab_size=simulated.vocab_size,
+            max_model_len=simulated.max_model_len,
+            kv_tokens=simulated.kv_tokens,
+            step_time=_step_time(args),
             tokenizer_path=args.model or None,
         )
     from tokenmill.engine.load import load_engine
@@ -116,6 +116,20 @@ def build_engine(args: WorkerArgs) -> EngineLike:
         raise ResourceError(
             f"model {args.name!r} does not fit the memory of this machine: take a smaller one, or fewer workers"
         ) from error
+
+
+def _step_time(args: WorkerArgs) -> StepTime:
+    """Of a simulated worker: what its settings say, or what they say it runs on."""
+    from tokenmill.engine.runners.step_times import LinearStepTime, ScaledStepTime
+
+    simulated = args.simulated_config
+    model: StepTime = LinearStepTime(simulated.fixed_s, simulated.per_token_s)
+    if simulated.hardware is not None:
+        from tokenmill.cost.steptime.load import step_time_for
+
+        name = simulated.priced_as or args.name
+        model = step_time_for(name, simulated.hardware, simulated.layout, simulated.precision)
+    return model if simulated.speed == 1.0 else ScaledStepTime(model, 1 / simulated.speed)
 
 
 def _measure_energy(args: WorkerArgs) -> Callable[[], float] | None:
