@@ -22,7 +22,7 @@ class EngineConfig(FrozenConfig):
     index_cache_dtype       of an indexer's keys (models with one)
     max_model_len           None: the model's own limit
     max_num_seqs            most sequences in one step
-    max_num_batched_tokens  token budget of one step
+    max_num_batched_tokens  token budget of one step: a decode waits no longer than that many prompt tokens take
     block_size              source tokens per logical block; None: the model's choice (Llama 16, V4 128)
     kv_cache_memory_bytes   None: 40 % of free memory, at most 4 GiB, at most what max_num_seqs full contexts need
     enable_prefix_caching   reuse KV blocks of equal prefixes
@@ -40,6 +40,7 @@ class EngineConfig(FrozenConfig):
     speculative_config      what drafts tokens for the model to verify, e.g. {"method": "ngram"}; None: nothing
     deterministic           reference kernels: same seed, same text, whatever else is in the batch
     overlap                 tell the tokens of a step while the next one runs, in one more thread (engine/overlap)
+    plan_log                file to write every step plan and its result to (engine/plan_log.py)
     num_threads             None: cores of the machine divided by workers
     """
 
@@ -50,7 +51,7 @@ class EngineConfig(FrozenConfig):
     index_cache_dtype: Literal["auto", "fp32", "bf16", "fp8_e4m3", "fp4"] = "auto"
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int = Field(default=64, ge=1)
-    max_num_batched_tokens: int = Field(default=512, ge=1)
+    max_num_batched_tokens: int = Field(default=256, ge=1)
     block_size: int | None = Field(default=None, ge=1)
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
     enable_prefix_caching: bool = True
@@ -67,6 +68,7 @@ class EngineConfig(FrozenConfig):
     deterministic: bool = False
     hash_algorithm: Literal["xxh3", "sha256"] = "xxh3"
     overlap: bool = False
+    plan_log: str | None = None
     num_threads: int | None = Field(default=None, ge=1)
 
     @property

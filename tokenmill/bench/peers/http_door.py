@@ -68,7 +68,8 @@ def _read(stream: _Stream, selector: selectors.BaseSelector, began_s: float) -> 
         stream.connection.close()
         return True
     stream.pieces.append(data)
-    if b"data: {" in data and b'"choices":[]' not in data:
+    num_without_text = data.count(b'"choices":[]') + data.count(b'"choices": []')  # the one with the usage
+    if data.count(b"data: {") > num_without_text:
         stream.first_s = now_s if stream.first_s is None else stream.first_s
         stream.last_s = now_s
     return False
