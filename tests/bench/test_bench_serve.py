@@ -91,7 +91,10 @@ def test_cost_from_a_given_price_and_from_the_server(fake, run_bench) -> None:
     assert result["usd_per_mtok_output"] == pytest.approx(result["duration_s"] * 0.001 / 60 * 1e6)
     assert result["usd_charged"] == pytest.approx(0.012)
     assert result["joules_per_token"] == pytest.approx(50 * result["duration_s"] / 60)
-    assert run_bench(concurrency=2, **FEW)["usd_per_mtok_output"] is None
+    unpriced = run_bench(concurrency=2, **FEW)
+    assert unpriced["usd_per_mtok_output"] is None
+    assert unpriced["joules_per_token"] == pytest.approx(24 / 60)  # what the server charged
+    assert unpriced["energy_source"] == "charged by the server" and result["energy_source"] == "given watts"
     fake.metrics = (
         "# TYPE tokenmill_device_usd_per_hour gauge\n"
         'tokenmill_device_usd_per_hour{worker_id="a"} 0.5\ntokenmill_device_usd_per_hour{worker_id="b"} 0.25\n'

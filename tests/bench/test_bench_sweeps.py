@@ -30,6 +30,11 @@ SMALL = synthetic_workload(Fixed(20), Fixed(6))
 NOBODY = System("nobody", "http://127.0.0.1:9")
 
 
+def serial(test):
+    """Seconds of CPU time or of git: only continuous integration runs it, alone."""
+    return pytest.mark.ci(pytest.mark.xdist_group("processes")(test))
+
+
 def quiet(text: str) -> None:
     pass
 
@@ -215,6 +220,7 @@ has_history = subprocess.run(["git", "rev-parse", "--verify", "HEAD~1"], capture
 needs_history = pytest.mark.skipif(not has_history, reason="needs a git checkout with a past")
 
 
+@serial
 @needs_history
 def test_history_serves_each_commit_from_its_own_tree(servers, monkeypatch) -> None:
     served = []
@@ -242,6 +248,7 @@ def test_history_names_a_commit_that_is_not_there() -> None:
         history.run_history_bench(_compare([]), ["HEAD"], ["x"], quiet)
 
 
+@serial
 def test_generator_is_lean() -> None:
     """At least 20,000 streamed tokens per second of its CPU time; every token an event of its own."""
     best = max(

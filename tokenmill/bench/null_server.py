@@ -18,7 +18,7 @@ import httptools
 from tokenmill.bench.aio import run_async
 
 _STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-_MODELS = {"object": "list", "data": [{"id": "null", "object": "model", "max_model_len": 1 << 20}]}
+_MODELS = {"object": "list", "data": [{"id": "null-model", "object": "model", "max_model_len": 1 << 20}]}
 
 
 def _event(value: Any) -> bytes:
@@ -31,7 +31,9 @@ def _chunk(is_chat: bool, reason: str | None) -> bytes:
     output: dict[str, Any] = {"delta": {"content": " word"}} if is_chat else {"text": " word"}
     choice = {"index": 0, "logprobs": None, "finish_reason": reason, **output}
     kind = "chat.completion.chunk" if is_chat else "text_completion"
-    return _event({"id": "cmpl-0123456789abcdef", "object": kind, "created": 0, "model": "null", "choices": [choice]})
+    return _event(
+        {"id": "cmpl-0123456789abcdef", "object": kind, "created": 0, "model": "null-model", "choices": [choice]}
+    )
 
 
 _CHUNKS = {(is_chat, reason): _chunk(is_chat, reason) for is_chat in (False, True) for reason in (None, "length")}
@@ -100,7 +102,9 @@ class _Door(asyncio.Protocol):
             self._transport.write(_STREAM)
             _stream(self._transport, self._tick_s, json.loads(body))
             return
-        value, status = (_MODELS, b"200 OK") if path == "/v1/models" else ({"error": "no such route"}, b"404 No")
+        value, status = (
+            (_MODELS, b"200 OK") if path in ("/v1/models", "/health") else ({"error": "no such route"}, b"404 No")
+        )
         data = json.dumps(value).encode()
         head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(data))
         self._transport.write(head + data)

@@ -75,7 +75,7 @@ def _slo(bench: ServeBench, unloaded: Sequence[RequestRecord]) -> tuple[Any, str
 def _cost(
     bench: ServeBench, report: dict[str, Any], records: Sequence[RequestRecord], usd_per_hour: float | None
 ) -> dict[str, Any]:
-    return cost_report(
+    report_by_watts = cost_report(
         duration_s=duration(records),
         num_input_tokens=int(report["num_input_tokens"]),
         num_output_tokens=int(report["num_output_tokens"]),
@@ -84,6 +84,17 @@ def _cost(
         watts=None if bench.watts is None else bench.watts / bench.num_devices,
         num_devices=bench.num_devices,
     )
+    return report_by_watts | _energy(bench, report)
+
+
+def _energy(bench: ServeBench, report: dict[str, Any]) -> dict[str, Any]:
+    """Where the joules come from; without given watts those that the server charged, where it does."""
+    if bench.watts is not None:
+        return {"energy_source": "given watts"}
+    charged, num_output = report["joules_charged"], report["num_output_tokens"]
+    if charged is None or not num_output:
+        return {"energy_source": None}
+    return {"energy_source": "charged by the server", "joules_total": charged, "joules_per_token": charged / num_output}
 
 
 def _cache(report: dict[str, Any], result: LoadResult, num_overhead: int) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def point_from_report(
         ttft_s_p99=part["ttft_s_p99"],
         usd_per_mtok_total=None if price is None else usd_per_mtok(price, per_device),
         usd_per_mtok_output=None if price is None else usd_per_mtok(price, output_per_device),
-        joules_per_token=None if watts is None else watts / output_per_device,
+        joules_per_token=report["joules_per_token"] if watts is None else watts / output_per_device,
         isl=report["isl_mean"],
         osl=report["osl_mean"],
         num_devices=num_devices,

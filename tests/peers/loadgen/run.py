@@ -80,7 +80,7 @@ def _server(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield args.url, args.model
     elif args.null:
         with null_server(args.tick_ms) as url:
-            yield url, "null"
+            yield url, "null-model"
     else:
         with local_server([args.model, "--served-model-name", "peer"], is_quiet=True) as url:
             yield url, "peer"
