@@ -132,7 +132,9 @@ def test_costs_between_and_beyond_what_was_measured():
     assert not table and table.seconds(3) == 0
     for size, seconds in ((1, 1.0), (5, 3.0), (5, 9.0), (5, 3.0)):
         table.record(size, seconds)
-    assert [table.seconds(n) for n in (1, 3, 5, 50)] == [1.0, 2.0, 3.0, 3.0]
+    assert [table.seconds(n) for n in (0, 1, 3, 5, 7)] == [1.0, 1.0, 2.0, 3.0, 4.0]
+    table.record(6, 1.0)  # measured once, and lucky
+    assert table.seconds(5) == table.seconds(6) == pytest.approx(2.5)
 
 
 def test_counters_by_position():

@@ -125,5 +125,5 @@ class PricedDepth:
         depth, num_wishes = max(drafts), sum(d > 0 for d in drafts)
         if not self._draft:
             return 0.0
-        nearest = min(self._draft, key=lambda seen: (abs(seen - depth), seen))
+        nearest = min(self._draft, key=lambda seen: (abs(seen - depth), -seen))
         return self._draft[nearest].seconds(num_wishes)
