@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.bench.local_server import local_server
+from tokenmill.core.ticks import to_seconds
+from tokenmill.cost.journal import read_journal
 
 PRICE_PER_HOUR = 3.6
 NUM_WORKERS = 2
@@ -172,10 +174,10 @@ def run(seconds: float, arguments: Sequence[str]) -> dict[str, Any]:
         before = set(children(os.getpid()))
         with local_server([*arguments, *more], is_quiet=True) as url:
             (supervisor,) = set(children(os.getpid())) - before
-            return _measure(url, supervisor, seconds)
+            return _measure(url, supervisor, seconds, ledger)
 
 
-def _measure(url: str, supervisor: int, seconds: float) -> dict[str, Any]:
+def _measure(url: str, supervisor: int, seconds: float, ledger: Path) -> dict[str, Any]:
     watch, start_s = Watch(supervisor), time.monotonic()
     with loaded(url, 3) as loads:
         time.sleep(seconds / 3)
@@ -185,16 +187,17 @@ def _measure(url: str, supervisor: int, seconds: float) -> dict[str, Any]:
         time.sleep(max(0.0, start_s + seconds - time.monotonic()))
     ask_patiently(f"{url}/ready", time.monotonic() + 60)
     time.sleep(1.5)  # a heartbeat of every worker
-    asked_s = time.monotonic()
     answer = ask(f"{url}/v1/cost")
-    now_s = (asked_s + time.monotonic()) / 2
+    now_s = answer["balance"]["monotonic_s"]
     watch.look()
     watch.stop()
     truth_s = sum(life.seconds(now_s) for life in watch.lives.values())
     billed_s = answer["seconds"]["total"] + answer["balance"]["unreported_seconds"]
     truth_usd = truth_s * PRICE_PER_HOUR / NUM_WORKERS / 3600
     billed_usd = answer["usd"]["total"] + answer["balance"]["unreported_seconds"] * PRICE_PER_HOUR / NUM_WORKERS / 3600
+    time.sleep(6)  # the file is written every 5 s
     return {
+        "start_and_end_errors_s": _compare(watch, ledger),
         "seconds": round(now_s - start_s, 3),
         "num_lives": len(watch.lives),
         "num_ok": sum(load.num_ok for load in loads),
@@ -208,6 +211,20 @@ def _measure(url: str, supervisor: int, seconds: float) -> dict[str, Any]:
         "unreported_seconds": answer["balance"]["unreported_seconds"],
         "usd_by_line": answer["usd"],
     }
+
+
+def _compare(watch: Watch, ledger: Path) -> list[tuple[float, float]]:
+    """Of each process, how much earlier its bill starts than the kernel says, and how much later it ends."""
+    with ledger.open("rb") as lines:
+        billed = sorted(read_journal(lines, str(ledger)).lives.values(), key=lambda life: life.started)
+    known = sorted(watch.lives.values(), key=lambda life: life.started_s)
+    return [
+        (
+            round(true.started_s - to_seconds(life.started), 3),
+            0.0 if true.ended_s is None or life.ended is None else round(to_seconds(life.ended) - true.ended_s, 3),
+        )
+        for life, true in zip(billed, known, strict=True)
+    ]
 
 
 def main() -> None:

@@ -24,8 +24,10 @@ async def get_cost(http: HttpRequest, context: ApiContext) -> Response:
     query = parse_query(given, time.time())
     answer = report(ledger.cells(), query, ledger.spending.line_of)
     if not query.to_dict().keys() - {"by"}:
-        balance = ledger.check_balance(context.clock.now())
+        now_s = context.clock.now()
+        balance = ledger.check_balance(now_s)
         answer["balance"] = {
+            "monotonic_s": now_s,
             "process_seconds": balance.process_s,
             "explained_seconds": balance.explained_s,
             "unreported_seconds": balance.unreported_s,
