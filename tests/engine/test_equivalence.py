@@ -17,6 +17,7 @@ VOCAB = 256
 PATHS = {
     "reference": {"deterministic": True},
     "native": {"kernels": "native"},
+    "native, int8 everywhere": {"kernels": "native", "quantization": "int8", "kv_cache_dtype": "int8"},
     "overlapped": {"kernels": "native", "overlap": True},
 }
 

@@ -47,7 +47,7 @@ class EngineConfig(FrozenConfig):
     dtype: Dtype = "auto"
     kernels: Literal["auto", "native", "cpu"] = "auto"
     quantization: Literal["none", "int8", "int4"] = "none"
-    kv_cache_dtype: Literal["auto", "fp32", "bf16", "fp8_e4m3"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp32", "bf16", "fp8_e4m3", "int8"] = "auto"
     index_cache_dtype: Literal["auto", "fp32", "bf16", "fp8_e4m3", "fp4"] = "auto"
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int = Field(default=64, ge=1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.cache_groups import CacheGroup
+from tokenmill.core.errors import ConfigError
 from tokenmill.core.work import Work
 from tokenmill.kernels.attention.api import AttentionSpec, PagedBatch, cache_shape
 from tokenmill.kernels.rope.api import RotaryTable
@@ -37,8 +38,9 @@ DEFAULT_BLOCK_SIZE = 16
 
 def build(checkpoint: Checkpoint, options: LoadOptions) -> BuiltModel:
     """Entry of models/registry.py for every architecture of the family."""
-    options.refuse_extra()
+    options.refuse_extra(("kv_cache_dtype",))
     config = read_llama_config(checkpoint.config, checkpoint.path)
+    kv_dtype = options.extra.get("kv_cache_dtype", "auto")
     native = options.kernels.native
     if native is not None:
         reason = unsupported_reason(config)
@@ -46,10 +48,20 @@ def build(checkpoint: Checkpoint, options: LoadOptions) -> BuiltModel:
             kernels = options.kernels.on_native()
             native_options = replace(options, kernels=kernels, dtype=native.load_dtype)
             weights = llama_weights.load(checkpoint, config, native_options)
-            return BuiltModel(NativeLlama(config, weights, native.library), DEFAULT_BLOCK_SIZE, kernels.choices)
+            model = NativeLlama(config, weights, native.library, _kv_dtype(kv_dtype, ("bf16", "int8")))
+            return BuiltModel(model, DEFAULT_BLOCK_SIZE, kernels.choices)
         log.warning("torch kernels instead of the native ones: %s", reason)
+    _kv_dtype(kv_dtype, ("bf16" if options.dtype == torch.bfloat16 else "fp32",))
     weights = llama_weights.load(checkpoint, config, options)
     return BuiltModel(Llama(config, weights, options.kernels, options.dtype), DEFAULT_BLOCK_SIZE)
+
+
+def _kv_dtype(asked: str, possible: tuple[str, ...]) -> str:
+    """What is asked for, or the first possible one for auto."""
+    if asked not in ("auto", *possible):
+        hint = "" if "int8" in possible else "; int8 needs the native kernels (bfloat16, a C compiler)"
+        raise ConfigError(f"kv_cache_dtype={asked} is not possible here: choose auto or {' or '.join(possible)}{hint}")
+    return possible[0] if asked == "auto" else asked
 
 
 class Llama:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenmill.core.cache_groups import CacheGroup
 from tokenmill.core.work import Work
-from tokenmill.kernels.native.library import LayerStruct, Library, LlamaStruct, StepStruct
+from tokenmill.kernels.native.library import KV_FORMATS, LayerStruct, Library, LlamaStruct, StepStruct
 from tokenmill.kernels.native.linear import Activations, NativeLinear
 from tokenmill.kernels.rope.api import RotaryTable
 from tokenmill.models import work
@@ -27,7 +27,7 @@ from tokenmill.models.llama_config import LlamaConfig
 from tokenmill.models.llama_weights import LlamaLayer, LlamaWeights
 
 _LANES = 16  # tokens per cache group of the kernels
-_MAX_ROWS = 12  # query rows per register block
+_UNIT_QUERIES = 48  # query rows that share keys (csrc/attention.c)
 _GROUP = group_name(None)
 _LOG2_E = 1.4426950408889634
 
@@ -44,10 +44,14 @@ def unsupported_reason(config: LlamaConfig) -> str | None:
 
 
 class NativeLlama:
-    """See models/base.Model. KV rows are bfloat16; the residual stream and norms are float32."""
+    """See models/base.Model. The residual stream and norms are float32.
 
-    def __init__(self, config: LlamaConfig, weights: LlamaWeights, library: Library) -> None:
+    kv_dtype   of KV rows: bf16, or int8 with a scale per token and kv head
+    """
+
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights, library: Library, kv_dtype: str = "bf16") -> None:
         self.config = config
+        self._kv_dtype = kv_dtype
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_model_len
         self.num_parameters = work.num_parameters(config)
@@ -91,7 +95,8 @@ class NativeLlama:
             num_heads=c.num_heads,
             num_kv_heads=c.num_kv_heads,
             head_dim=c.head_dim,
-            heads_per_unit=max(n for n in range(1, _MAX_ROWS + 1) if per_kv_head % n == 0),
+            heads_per_unit=max(n for n in range(1, _UNIT_QUERIES + 1) if per_kv_head % n == 0),
+            kv_format=KV_FORMATS[self._kv_dtype],
             eps=c.rms_norm_eps,
             q_scale=c.head_dim**-0.5 * _LOG2_E,
             embed=self._embedding.data_ptr(),
@@ -127,19 +132,24 @@ class NativeLlama:
         return attention_groups(
             self.config.layer_windows,
             num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
+            head_dim=self._row_bytes,
             block_size=block_size,
-            bytes_per_value=2,
+            bytes_per_value=1,
         )
 
+    @property
+    def _row_bytes(self) -> int:
+        """Of one token's key, or value, in one kv head."""
+        return 2 * self.config.head_dim if self._kv_dtype == "bf16" else self.config.head_dim + 4
+
     def allocate_caches(self, num_blocks: dict[str, int], block_size: int) -> Caches:
-        """Per layer a key and a value tensor [blocks, block/16, G, 16 D] (layout inside: rows.c)."""
+        """Per layer a key and a value tensor [blocks, block/16, G, 16 row bytes] uint8 (layout inside: rows.c)."""
         assert block_size % _LANES == 0, f"block size {block_size} is not a multiple of {_LANES}"
         c = self.config
-        shape = (num_blocks[_GROUP], block_size // _LANES, c.num_kv_heads, _LANES * c.head_dim)
+        shape = (num_blocks[_GROUP], block_size // _LANES, c.num_kv_heads, _LANES * self._row_bytes)
         tensors = []
         for layer in self._layers:
-            keys, values = (lazy_zeros(shape, torch.bfloat16) for _ in range(2))
+            keys, values = (lazy_zeros(shape, torch.uint8) for _ in range(2))
             layer.k_cache, layer.v_cache = keys.data_ptr(), values.data_ptr()
             tensors += [keys, values]
         self._caches = {_GROUP: tensors}
@@ -163,7 +173,7 @@ class NativeLlama:
 
     def _units(self, batch: ForwardBatch) -> np.ndarray:
         """[U, 4] int64: first row, number of rows, position of the first, sequence; rows of a unit share keys."""
-        per_unit = max(1, _MAX_ROWS // self._model.heads_per_unit)
+        per_unit = max(1, _UNIT_QUERIES // self._model.heads_per_unit)
         ends = np.array(batch.cu_seqlens)
         lens = ends[1:] - ends[:-1]
         counts = -(-lens // per_unit)
@@ -191,7 +201,11 @@ class NativeLlama:
         down = _native(self._weights.layers[0].down)
         bytes_per_weight = down.num_bytes / (down.in_features * down.out_features)
         return work.step_work(
-            self.config, query_lens, context_lens, bytes_per_weight=bytes_per_weight, bytes_per_cache_value=2
+            self.config,
+            query_lens,
+            context_lens,
+            bytes_per_weight=bytes_per_weight,
+            bytes_per_cache_value=self._row_bytes / self.config.head_dim,
         )
 
 

@@ -44,7 +44,7 @@ def step_work(
     context_lens: Sequence[int],
     *,
     bytes_per_weight: float,
-    bytes_per_cache_value: int,
+    bytes_per_cache_value: float,
 ) -> Work:
     """One step over B sequences; logits are counted for one row per sequence."""
     rows = sum(query_lens)

@@ -9,6 +9,7 @@ from functools import cache
 from tokenmill.kernels.native.build import Build, build
 
 FORMATS = {"bf16": 0, "int8": 1, "int4": 2, "nvfp4": 4, "mxfp4": 5}
+KV_FORMATS = {"bf16": 0, "int8": 1}
 EPILOGUES = {"store": 0, "add": 1}
 
 
@@ -74,6 +75,49 @@ class ActStruct(Structure):
     ]
 
 
+class RopeStruct(Structure):
+    """tm_rope in rows.c"""
+
+    _fields_ = [
+        ("qkv", c_void_p),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("kv_format", c_int64),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("eps", c_float),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("q_scale", c_float),
+        ("q", c_void_p),
+        ("k_cache", c_void_p),
+        ("v_cache", c_void_p),
+    ]
+
+
+class AttentionStruct(Structure):
+    """tm_attention in attention.c"""
+
+    _fields_ = [
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("window", c_int64),
+        ("heads_per_unit", c_int64),
+        ("kv_format", c_int64),
+        ("q", c_void_p),
+        ("k_cache", c_void_p),
+        ("v_cache", c_void_p),
+        ("units", c_void_p),
+        ("tables", c_void_p),
+        ("stride", c_int64),
+        ("out", c_void_p),
+    ]
+
+
 class LayerStruct(Structure):
     """tm_layer in llama.c"""
 
@@ -102,6 +146,7 @@ class LlamaStruct(Structure):
         ("num_kv_heads", c_int64),
         ("head_dim", c_int64),
         ("heads_per_unit", c_int64),
+        ("kv_format", c_int64),
         ("eps", c_float),
         ("q_scale", c_float),
         ("embed", c_void_p),
@@ -154,6 +199,10 @@ class Library:
         self.gemm = lib.tm_gemm
         self.gemm.argtypes = [POINTER(WeightStruct), c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64]
         self.gemm.restype = None
+        self.rope_write = lib.tm_rope_write
+        self.rope_write.argtypes, self.rope_write.restype = [POINTER(RopeStruct), c_int64], None
+        self.attend = lib.tm_attend
+        self.attend.argtypes, self.attend.restype = [POINTER(AttentionStruct), c_int64], None
         self.llama_step = lib.tm_llama_step
         self.llama_step.argtypes, self.llama_step.restype = [POINTER(LlamaStruct), POINTER(StepStruct)], None
         self.llama_logits = lib.tm_llama_logits

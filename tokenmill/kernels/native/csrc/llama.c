@@ -4,11 +4,11 @@
 typedef struct {
     const float *attn_norm, *ffn_norm, *q_norm, *k_norm;
     tm_weight qkv, o, gate_up, down;
-    bf16 *k_cache, *v_cache;
+    char *k_cache, *v_cache;
 } tm_layer;
 
 typedef struct {
-    int64_t num_layers, hidden, inner, num_heads, num_kv_heads, head_dim, heads_per_unit;
+    int64_t num_layers, hidden, inner, num_heads, num_kv_heads, head_dim, heads_per_unit, kv_format;
     float eps, q_scale;
     const bf16 *embed;
     const float *final_norm, *cos, *sin;
@@ -43,11 +43,11 @@ static void layer(const tm_llama *m, const tm_layer *l, const tm_step *s) {
     tm_act a = activation(m, m->x, m->hidden, l->attn_norm, &l->qkv);
     tm_activate(&a, t);
     product(m, &l->qkv, t, m->wide, qkv);
-    tm_rope r = {m->wide, m->num_heads, m->num_kv_heads, m->head_dim, l->q_norm, l->k_norm, m->eps, m->cos, m->sin,
+    tm_rope r = {m->wide, m->num_heads, m->num_kv_heads, m->head_dim, m->kv_format, l->q_norm, l->k_norm, m->eps, m->cos, m->sin,
                  s->positions, s->slots, m->q_scale, m->q, l->k_cache, l->v_cache};
     tm_rope_write(&r, t);
-    tm_attention att = {m->num_heads, m->num_kv_heads, m->head_dim, 0, m->heads_per_unit, m->q, l->k_cache, l->v_cache,
-                        s->units, s->tables, s->stride, m->mixed};
+    tm_attention att = {m->num_heads, m->num_kv_heads, m->head_dim, 0, m->heads_per_unit, m->kv_format, m->q, l->k_cache,
+                        l->v_cache, s->units, s->tables, s->stride, m->mixed};
     tm_attend(&att, s->num_units);
     a = activation(m, m->mixed, mixed, NULL, &l->o);
     tm_activate(&a, t);

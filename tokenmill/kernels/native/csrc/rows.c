@@ -138,23 +138,25 @@ static void embed_rows(void *arg, int64_t begin, int64_t end) {
 }
 
 /* ---- rotary embedding, query scaling, key and value rows into the paged cache ----
- * Cache of one layer, in groups of 16 tokens (a block is one or more of them):
- *   keys   [group][kv head][D/2][16][2]   two channels of 16 tokens per instruction
- *   values [group][kv head][8][D][2]      two tokens of 16 channels per instruction
+ * Cache of one layer, in groups of 16 tokens (a block is one or more of them), each [kv head]:
+ *   bf16  keys   [D/2][16][2]               two channels of 16 tokens per instruction
+ *         values [8][D][2]                  two tokens of 16 channels per instruction
+ *   int8  keys   [D/4][16][4], float [16]   q + 128, and a scale per token
+ *         values [4][D][4],    float [16]
  */
 typedef struct {
     const float *qkv;            /* [T, (H + 2 KVH) D] */
-    int64_t num_heads, num_kv_heads, head_dim;
+    int64_t num_heads, num_kv_heads, head_dim, kv_format;
     const float *q_norm, *k_norm;
     float eps;
     const float *cos, *sin;      /* [positions, D/2] */
     const int64_t *positions, *slots;
     float q_scale;               /* head_dim^-0.5 * log2(e) */
     bf16 *q;                     /* [T, H, D] */
-    bf16 *k_cache, *v_cache;
+    char *k_cache, *v_cache;
 } tm_rope;
 
-static void rotate(const float *x, const float *norm, float eps, const float *c, const float *s, int64_t d, float *y) {
+static void rotate(const float *x, const float *norm, float eps, const float *c, const float *s, int64_t d, float *restrict y) {
     float tmp[d];
     if (norm) {
         norm_row(x, norm, eps, d, tmp);
@@ -166,9 +168,35 @@ static void rotate(const float *x, const float *norm, float eps, const float *c,
     }
 }
 
+static void write_bf16(const float *k, const float *v, int64_t d, int64_t lane, char *k_group, char *v_group) {
+    bf16 *key = (bf16 *)k_group, *value = (bf16 *)v_group + lane / 2 * d * 2 + lane % 2, row[2 * d];
+    to_bf16_row(k, d, d, row);
+    to_bf16_row(v, d, d, row + d);
+    for (int64_t i = 0; i < d / 2; i++) memcpy(key + (i * TILE + lane) * 2, row + 2 * i, 4);
+    for (int64_t i = 0; i < d; i++) value[2 * i] = row[d + i];
+}
+
+/* -> q + 128, w = scale * q, |q| <= 127; returns the scale */
+static float to_bytes_row(const float *x, int64_t d, uint8_t *y) {
+    const float top = largest_size(x, d), inverse = top > 0.0f ? 127.0f / top : 0.0f;
+    for (int64_t i = 0; i < d; i++) y[i] = (uint8_t)(128 + (int)rintf(x[i] * inverse));
+    return top / 127.0f;
+}
+
+static void write_int8(const float *k, const float *v, int64_t d, int64_t lane, char *k_group, char *v_group) {
+    uint8_t row[d];
+    float scale = to_bytes_row(k, d, row);
+    for (int64_t i = 0; i < d / 4; i++) memcpy(k_group + (i * TILE + lane) * 4, row + 4 * i, 4);
+    memcpy(k_group + d * TILE + 4 * lane, &scale, 4);
+    scale = to_bytes_row(v, d, row);
+    for (int64_t i = 0; i < d; i++) v_group[(lane / 4 * d + i) * 4 + lane % 4] = (char)row[i];
+    memcpy(v_group + d * TILE + 4 * lane, &scale, 4);
+}
+
 static void rope_rows(void *arg, int64_t begin, int64_t end) {
     const tm_rope *r = arg;
     const int64_t d = r->head_dim, kvh = r->num_kv_heads, width = (r->num_heads + 2 * kvh) * d;
+    const int64_t bytes = kv_group_bytes(r->kv_format, d);
     float y[d];
     for (int64_t t = begin; t < end; t++) {
         const float *row = r->qkv + t * width;
@@ -180,12 +208,9 @@ static void rope_rows(void *arg, int64_t begin, int64_t end) {
         }
         const int64_t group = r->slots[t] / TILE, lane = r->slots[t] % TILE;
         for (int64_t h = 0; h < kvh; h++) {
+            char *k = r->k_cache + (group * kvh + h) * bytes, *v = r->v_cache + (group * kvh + h) * bytes;
             rotate(row + (r->num_heads + h) * d, r->k_norm, r->eps, c, s, d, y);
-            bf16 *k = r->k_cache + (group * kvh + h) * d * TILE;
-            for (int64_t i = 0; i < d; i++) k[(i / 2 * TILE + lane) * 2 + i % 2] = f32_to_bf16(y[i]);
-            const float *v = row + (r->num_heads + kvh + h) * d;
-            bf16 *out = r->v_cache + (group * kvh + h) * d * TILE;
-            for (int64_t i = 0; i < d; i++) out[(lane / 2 * d + i) * 2 + lane % 2] = f32_to_bf16(v[i]);
+            (r->kv_format == KV_BF16 ? write_bf16 : write_int8)(y, row + (r->num_heads + kvh + h) * d, d, lane, k, v);
         }
     }
 }

@@ -9,6 +9,7 @@
 
 #include <stdint.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <math.h>
 
@@ -63,6 +64,15 @@ static inline uint16_t f32_to_half(float f) {
     if (!(a < 65520.0f)) return (uint16_t)(sign | (a == a ? 0x7c00 : 0x7e00));
     u = (u & 0x7fffffff) + 0xfff + (u >> 13 & 1);
     return (uint16_t)(sign | ((u >> 13) - (112u << 10)));
+}
+
+/* ---- rows of a paged cache ---- */
+
+enum { KV_BF16 = 0, KV_INT8 = 1 };
+
+/* Bytes of the keys, or of the values, of 16 tokens and one kv head (layouts in rows.c). */
+static inline int64_t kv_group_bytes(int64_t format, int64_t d) {
+    return format == KV_BF16 ? d * TILE * 2 : d * TILE + TILE * (int64_t)sizeof(float);
 }
 
 /* ---- threads: one pool per process, work handed out in chunks of an index range ---- */

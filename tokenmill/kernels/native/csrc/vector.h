@@ -31,4 +31,17 @@ static inline void store_bf16(bf16 *p, __m512 x) {
     _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(x));
 }
 #endif
+
+/* The largest |x| of n floats. */
+static inline float largest_size(const float *x, int64_t n) {
+    float top = 0.0f;
+    int64_t i = 0;
+#if TM_AVX512
+    __m512 most = _mm512_setzero_ps();
+    for (; i + 16 <= n; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
+    top = _mm512_reduce_max_ps(most);
+#endif
+    for (; i < n; i++) top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
+    return top;
+}
 #endif
