@@ -7,10 +7,29 @@ from pathlib import Path
 import typer
 
 from tokenmill.cli.bench_options import JSON, OUTPUT, fail_if_invalid, finish, one_of
+from tokenmill.cli.output import print_json
 
 
 def add_to(app: typer.Typer) -> None:
     app.command()(simulate)
+    app.command("replay-plans")(replay_plans)
+
+
+def replay_plans(
+    log: Path = typer.Argument(help="Written by an engine with --set engine.plan_log=FILE."),
+    as_json: bool = JSON,
+) -> None:
+    """Plan a recorded run again: the same requests and results must give the same step plans. Exit code 1 if not."""
+    from dataclasses import asdict
+
+    from tokenmill.sim.plan_replay import replay_plans as replay
+
+    told = replay(log)
+    if not as_json:
+        print(told.difference or f"{told.num_steps} steps of {told.num_requests} requests are the same")
+    print_json(asdict(told))
+    if told.difference:
+        raise typer.Exit(1)
 
 
 def simulate(

@@ -18,7 +18,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.kvcache.build import build_kv
 from tokenmill.engine.kvcache.manager import KVCacheManager
 from tokenmill.engine.overlap import engine_class
-from tokenmill.engine.scheduler import Scheduler
+from tokenmill.engine.plan_log import make_scheduler
 from tokenmill.engine.speculative.choose import depth_policy, target_extras
 from tokenmill.engine.structured.desk import GrammarDesk
 from tokenmill.engine.structured.opening import open_compiler
@@ -95,7 +95,7 @@ def load_engine(
         speculator = Speculator(proposer, draft_caches, time.perf_counter)
     runner = TorchRunner(model, caches, block_size, speculator)
     depth = depth_policy(config.speculative_config)
-    scheduler = Scheduler(config.scheduler_limits, kv, depth)
+    scheduler = make_scheduler(config.scheduler_limits, kv, depth, path=config.plan_log)
     grammars = GrammarDesk(lambda: open_compiler(card, config.grammar_backend, config.grammar_deadline_s))
     return engine_class(config)(
         card, scheduler, runner, SystemClock(), context_weight=_context_weight(model), grammars=grammars

@@ -20,9 +20,9 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.kvcache.build import build_kv
 from tokenmill.engine.kvcache.manager import KVCacheManager
 from tokenmill.engine.overlap import engine_class
+from tokenmill.engine.plan_log import make_scheduler
 from tokenmill.engine.runners.modelled import ModelledRunner
 from tokenmill.engine.runners.step_times import LinearStepTime
-from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.sequence import Sequence
 from tokenmill.engine.skipping import SkippingScheduler
 from tokenmill.engine.skipping_engine import SkippingEngine
@@ -65,7 +65,7 @@ def simulated_engine(
     times = step_time or LinearStepTime()
     runner = ModelledRunner(vocab_size, lambda plan: times.step_s(StepShape.of_plan(plan)), pace)
     grammars = GrammarDesk(lambda: open_compiler(card, config.grammar_backend, config.grammar_deadline_s))
-    scheduler = Scheduler(config.scheduler_limits, kv)
+    scheduler = make_scheduler(config.scheduler_limits, kv, path=config.plan_log)
     return engine_class(config)(card, scheduler, runner, clock or SystemClock(), grammars=grammars)
 
 

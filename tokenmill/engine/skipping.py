@@ -87,7 +87,11 @@ class SkippingScheduler(Scheduler):
         count = len(self._coasting)
         if not count or self._apart or count > self.limits.max_num_batched_tokens:
             return 0
-        if self._waiting and len(self._running) < self.limits.max_num_seqs and count < self.limits.max_num_batched_tokens:
+        if (
+            self._waiting
+            and len(self._running) < self.limits.max_num_seqs
+            and count < self.limits.max_num_batched_tokens
+        ):
             return 0  # it may be admitted in any step
         # In so many rounds of a block each, everybody surely finds its blocks, whatever windows free meanwhile.
         rounds = min(pool.num_available for pool in self.kv.pools.values()) // count

@@ -387,9 +387,9 @@ class DispatchCore:
             if reason:
                 actions.append(Replace(Unresponsive(view.worker_id, view.incarnation, reason)))
             unseen_since_s = self.fleet.unseen_since_s(view.worker_id)
-            if reason is None and unseen_since_s is not None:
-                if view.num_unseen and now_s - unseen_since_s > self._config.heartbeat_timeout_s:
-                    reason = "a request that it was sent never came"
+            is_unseen = view.num_unseen > 0 and unseen_since_s is not None
+            if reason is None and is_unseen and now_s - (unseen_since_s or now_s) > self._config.heartbeat_timeout_s:
+                reason = "a request that it was sent never came"
             if reason:
                 actions += self._give_up(view.worker_id, reason, now_s)
         return actions

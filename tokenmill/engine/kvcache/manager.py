@@ -63,7 +63,7 @@ class KVCacheManager:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self._retention_interval = retention_interval
+        self.retention_interval = retention_interval
         self._rebuild_blocks = _rebuild_blocks(groups, block_size) if retention_interval is None else 0
         self.pools = {g.name: BlockPool(g.name, num_blocks[g.name]) for g in self.groups}
         self._windowed = [group for group in self.groups if group.window_tokens is not None]
@@ -93,7 +93,7 @@ class KVCacheManager:
         for group in required:
             if group.window_tokens is None:
                 num_hit_blocks = self._leading_hits(group, block_hashes, num_hit_blocks)
-        if self._retention_interval is None:
+        if self.retention_interval is None:
             resume_block = num_hit_blocks - self._rebuild_blocks
             return PrefixHit(num_hit_blocks, resume_block) if resume_block > 0 else PrefixHit()
         windowed = [g for g in required if g.window_tokens is not None]
@@ -242,9 +242,9 @@ class KVCacheManager:
         """Will a boundary that window states are kept for need this block?"""
         if group.window_tokens is None:
             return True
-        if self._retention_interval is None:
+        if self.retention_interval is None:
             return False
-        boundary = -(-(index + 1) // self._retention_interval) * self._retention_interval
+        boundary = -(-(index + 1) // self.retention_interval) * self.retention_interval
         return index in self._needed_at(group, boundary)
 
     def release(self, request_id: str) -> None:
