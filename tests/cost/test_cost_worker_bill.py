@@ -11,11 +11,13 @@ import pytest
 
 from tokenmill.core.clock import ManualClock
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.step import SequencePlan, SequenceResult
 from tokenmill.core.wire import Abort, Generate, Hello, StepFrame, ToFrontend, ToWorker, decode_to_frontend, encode
 from tokenmill.cost.ledger import Ledger
 from tokenmill.cost.rates import DeviceRate
 from tokenmill.cost.totals import Line
 from tokenmill.engine.config import EngineConfig
+from tokenmill.engine.engine import _rows
 from tokenmill.engine.runners.step_times import LinearStepTime
 from tokenmill.engine.simulated import simulated_engine
 from tokenmill.operations.config import OperationsConfig
@@ -157,3 +159,38 @@ def test_work_for_an_aborted_request_is_overrun_not_charged() -> None:
     assert 0 < overrun < 0.5
     assert ledger.totals().counts.num_overrun_tokens > 0
     assert ledger.check_balance(frames[-1].until_s).unexplained_s == pytest.approx(0.0, abs=1e-9)
+
+
+def test_what_a_request_paid_is_told_by_kind_of_work() -> None:
+    """Alone in its steps: the step with its ten prompt rows is prefill, the four after it are decoding."""
+    ledger = Ledger()
+    book(ledger, run_worker(list(TRAFFIC), end_s=115.0))
+    by_line = ledger.finish("late").by_line
+    assert by_line == {
+        Line.PREFILL: pytest.approx(0.01 + 0.010),
+        Line.DECODE: pytest.approx(4 * (0.01 + 0.001)),
+    }
+    totals = ledger.totals()
+    assert totals.counts.num_computed_tokens == 500 + 3 * 10
+    assert totals.lines[Line.PREFILL].seconds > 0.5
+
+
+@pytest.mark.parametrize(
+    ("computed", "scheduled", "drafts", "accepted", "is_sampling", "expected"),
+    [
+        (0, 8, 0, 8, False, (8, 8, 0)),  # a chunk of the prompt of 10
+        (8, 2, 0, 2, True, (2, 2, 0)),  # its end: the last prompt row draws the first token
+        (12, 1, 0, 1, True, (1, 0, 0)),  # decoding
+        (12, 5, 4, 3, True, (5, 0, 2)),  # four drafts, two stay
+        (12, 5, 4, 5, True, (5, 0, 0)),  # all stay
+        (0, 13, 0, 13, True, (13, 12, 0)),  # after a preemption: what it had is computed again, the last row decodes
+        (0, 9, 0, 9, False, (9, 9, 0)),  # a chunk of that
+    ],
+)
+def test_rows_of_a_step_are_told_apart(
+    computed: int, scheduled: int, drafts: int, accepted: int, is_sampling: bool, expected: tuple[int, int, int]
+) -> None:
+    plan = SequencePlan("r", computed, scheduled, is_sampling, {}, num_draft_tokens=drafts)
+    got = SequenceResult("r", (1,), num_accepted_tokens=accepted, num_draft_tokens=drafts)
+    rows = _rows(plan, got, num_prompt_tokens=10)
+    assert (rows.num_tokens, rows.num_prefill, rows.num_rejected) == expected
