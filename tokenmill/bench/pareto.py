@@ -74,7 +74,8 @@ def run_pareto_bench(bench: ParetoBench, tell: Tell, on_cell: OnCell = lambda re
             failures.append({"system": system.label, "error": "interrupted"})
             break
     if not points:
-        raise SetupError(f"no cell succeeded: {'; '.join(failure['error'] for failure in failures)}")
+        reasons = [failure["error"] for failure in failures] or [p for cell in cells for p in cell["problems"]]
+        raise SetupError(f"no cell gave a point: {'; '.join(reasons) or 'no answer had more than one chunk'}")
     return {
         "bench": "pareto",
         "settings": _settings(bench),

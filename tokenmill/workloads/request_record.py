@@ -55,8 +55,8 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean gap between tokens, the first excluded; None for a single token."""
-        if not self.chunk_s or self.num_output_tokens < 2:
+        """Mean gap between tokens, the first excluded; None for a single token, or where all came at once."""
+        if len(self.chunk_s) < 2 or self.num_output_tokens < 2:
             return None
         return (self.chunk_s[-1] - self.chunk_s[0]) / (self.num_output_tokens - 1)
 
