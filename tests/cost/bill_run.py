@@ -55,9 +55,10 @@ def started_s(pid: int) -> float:
 
 
 def has_ended(pid: int) -> bool:
-    """Its memory is given back and it runs no more, whether or not its parent has looked."""
+    """All its threads are gone, whether or not its parent has looked; the first alone may be so a while before."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state in "ZX" and len(list(Path(f"/proc/{pid}/task").iterdir())) <= 1
     except OSError:
         return True
 
