@@ -78,7 +78,7 @@
     const axis = (key) => ({ label: AXES[key].name, stroke: css("--text"), grid, ticks: grid, size: key === x ? 50 : 75 });
     const options = {
       width, height: Math.max(420, Math.min(600, width * 0.55)), series, axes: [axis(x), axis(y)],
-      scales: { x: { time: false, distr: isLog ? 3 : 1 }, y: { distr: isLog ? 3 : 1, range: isLog ? undefined : fromZero } },
+      scales: { x: { time: false, distr: isLog ? 3 : 1, range: isLog ? undefined : padded }, y: { distr: isLog ? 3 : 1, range: isLog ? undefined : fromZero } },
       legend: { show: false },
       hooks: { setCursor: [(u) => tellNearest(u, x, y)] },
     };
@@ -97,6 +97,11 @@
     const p = drawn.reduce((a, b) => (away(b) < away(a) ? b : a));
     byId("near").textContent = `${p.curve}, concurrency ${p.concurrency}: ${figure(p.interactivity)} tok/s/user, `
       + `${figure(p.tput_per_gpu)} tok/s/device, TTFT ${figure(p.ttft_s_p50)} s, $${figure(p.usd_per_mtok_total)}/M total`;
+  }
+
+  function padded(u, low, high) {
+    const room = ((high - low) || high || 1) * 0.04;
+    return [Math.max(0, low - room), high + room];
   }
 
   const fromZero = (u, low, high) => [0, (high || 1) * 1.05];

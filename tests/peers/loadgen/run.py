@@ -23,7 +23,7 @@ from tools import TOOLS, Figures, Load
 from tokenmill.bench.generator import null_server
 from tokenmill.bench.local_server import local_server
 from tokenmill.models.store import resolve_model
-from tokenmill.text.tokenizer import read_source
+from tokenmill.text.tokenizer import has_tokenizer, read_source
 
 COMPARED = ("output_tput_per_s", "ttft_s_p50", "tpot_s_p50")
 
@@ -54,6 +54,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model", default="smollm2", help="what the server is started with; with --url: its name there"
     )
+    parser.add_argument("--set", dest="sets", action="append", default=[], help="a setting of the server, a.b=c")
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--null", action="store_true", help="a null server, one token per stream every --tick-ms")
     parser.add_argument("--tick-ms", type=float, default=20.0)
@@ -82,13 +83,14 @@ def _server(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
         with null_server(args.tick_ms) as url:
             yield url, "null-model"
     else:
-        with local_server([args.model, "--served-model-name", "peer"], is_quiet=True) as url:
+        sets = [part for text in args.sets for part in ("--set", text)]
+        with local_server([args.model, "--served-model-name", "peer", *sets], is_quiet=True) as url:
             yield url, "peer"
 
 
 def _tokenizer(model: str, folder: Path) -> Path:
     """The model's tokenizer as transformers reads it; a GGUF file holds it in another form."""
-    source = read_source(Path(resolve_model(model)))
+    source = read_source(Path(model) if has_tokenizer(model) else Path(resolve_model(model)))
     folder.mkdir(parents=True)
     (folder / "tokenizer.json").write_bytes(source.tokenizer_json)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1 << 20}
