@@ -10,12 +10,14 @@ import typer
 from tokenmill.cli import (
     bench_compare,
     bench_generator,
+    bench_kernels,
     bench_pareto,
     bench_peers,
     bench_predict,
     bench_quality,
     bench_serve,
     bench_speculation,
+    bench_twin,
 )
 from tokenmill.cli.bench_options import JSON, OUTPUT, PRICE, WATTS, finish
 from tokenmill.cli.output import note
@@ -25,11 +27,13 @@ _FAMILIES = (
     bench_serve,
     bench_compare,
     bench_generator,
+    bench_kernels,
     bench_pareto,
     bench_peers,
     bench_quality,
     bench_predict,
     bench_speculation,
+    bench_twin,
 )
 
 
