@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import addressof, byref
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -56,8 +57,8 @@ class NativeLlama:
         self.max_model_len = config.max_model_len
         self.num_parameters = work.num_parameters(config)
         self._library = library
-        self._weights = weights
         self._embedding = weights.embedding.bfloat16()  # [V, C]
+        self._weights = replace(weights, embedding=self._embedding)  # the float32 original may go
         self._keep: list[Tensor] = []  # float32 norms that the structures point into
         self._cos, self._sin = RotaryTable(config.rotary).rows(torch.arange(config.max_model_len))
         self._layers = (LayerStruct * config.num_layers)(*map(self._layer_struct, weights.layers))

@@ -46,7 +46,7 @@ class Builder:
             flags = [f"--set=engine.{name}={value}" for name, value in self._our_settings(weights).items()]
             return [sys.executable, "-m", "tokenmill.cli.main", "serve", self.model, f"--port={port}", *flags]
 
-        return ServerSubject(facts, self.model, command, self._score_driven, self._log(facts))
+        return ServerSubject(facts, self.model, command, self._score_driven, self._log(facts), route="/ready")
 
     def _our_settings(self, weights: str) -> dict[str, Any]:
         quantization = {"quantization": _QUANTIZATION[weights], "num_threads": self.num_threads}

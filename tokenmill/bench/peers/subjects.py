@@ -135,6 +135,7 @@ class ServerSubject:
     """
     command     its command line for a port and a number of requests at once
     scorer      fills in the perplexity
+    route       answers 200 once requests are taken
     is_resized  its context is divided among so many slots: started anew when the number changes
     """
 
@@ -147,10 +148,11 @@ class ServerSubject:
         log: Path,
         *,
         is_resized: bool = False,
+        route: str = "/health",
     ) -> None:
         self.facts = facts
         self._model, self._command, self._scorer, self._log = model, command, scorer, log
-        self._is_resized = is_resized
+        self._is_resized, self._route = is_resized, route
         self._server: subprocess.Popen[bytes] | None = None
         self._url, self._num_slots = "", 0
 
@@ -175,7 +177,7 @@ class ServerSubject:
         while time.monotonic() < deadline_s:
             if self._server.poll() is not None:
                 break
-            if _is_healthy(self._url):
+            if is_ready(self._url + self._route):
                 return
             time.sleep(0.02)
         raise SetupError(f"{self.facts.key} did not come up: see {self._log}")
@@ -200,9 +202,9 @@ class ServerSubject:
             self._server = None
 
 
-def _is_healthy(url: str) -> bool:
+def is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=5) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
