@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-_FLAGS = (
+CHROMIUM_FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
 )  # fmt: skip
@@ -62,7 +62,14 @@ class Browser:
 
     def _run(self, url: str, *flags: str, width: int, height: int) -> str:
         profile = self.folder / f"profile-{len(list(self.folder.glob('profile-*')))}"
-        command = [self.program, *_FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}", *flags, url]
+        command = [
+            self.program,
+            *CHROMIUM_FLAGS,
+            f"--user-data-dir={profile}",
+            f"--window-size={width},{height}",
+            *flags,
+            url,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=self.timeout_s)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +23,8 @@ from tokenmill.api.config import ApiConfig
 from tokenmill.api.context import ApiContext, Lifecycle
 from tokenmill.api.door import Door
 from tokenmill.api.errors import MethodNotAllowedError, NoSuchRouteError
+from tokenmill.api.live_page.feed import Feed
+from tokenmill.api.live_page.routes import LivePage
 from tokenmill.api.metrics import FleetCollector
 from tokenmill.api.model_service import ModelServices
 from tokenmill.api.openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -32,6 +36,8 @@ from tokenmill.api.responses.types import ResponsesRequest
 from tokenmill.core.clock import Clock, SystemClock
 from tokenmill.core.errors import BadRequestError
 from tokenmill.cost.rates import DeviceRate
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[HttpRequest, ApiContext], Awaitable[Response]]
 
@@ -88,9 +94,12 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = context
+    app.state.feed = Feed(dispatcher, context.metrics, context.clock)
+    live = LivePage(app.state.feed)
+    pages = {"/": live.page, "/assets/{name:path}": live.file, "/live/events": live.events}
     for path, (handler, body) in _POST.items():
         _add(app, path, handler, context, "POST", openapi_extra=_body_schema(body))
-    for path, handler in _GET.items():
+    for path, handler in (_GET | pages).items():
         _add(app, path, handler, context, "GET")
     _add(app, "/v1/responses/{response_id}", responses.delete_response, context, "DELETE")
     key = None if config.api_key is None else config.api_key.get_secret_value()
@@ -101,8 +110,18 @@ def create_app(
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    yield
-    app.state.context.models.close()
+    feeding = asyncio.create_task(app.state.feed.run())
+    feeding.add_done_callback(_log_failure)
+    try:
+        yield
+    finally:
+        feeding.cancel()
+        app.state.context.models.close()
+
+
+def _log_failure(feeding: asyncio.Task[None]) -> None:
+    if not feeding.cancelled() and feeding.exception() is not None:
+        logger.error("the live page has no more figures", exc_info=feeding.exception())
 
 
 def _add(app: FastAPI, path: str, handler: Handler, context: ApiContext, method: str, **extra: Any) -> None:

@@ -19,14 +19,15 @@ from tokenmill.api.anthropic.errors import error_body as messages_error_body
 from tokenmill.api.anthropic.errors import is_messages_path
 from tokenmill.api.body import ClientGoneError
 from tokenmill.api.errors import AuthenticationError, error_body, error_response
+from tokenmill.api.live_page import routes as live_page
 from tokenmill.core.errors import InternalError, TokenmillError
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "x-request-id"
 ANTHROPIC_KEY_HEADER = "x-api-key"
-#: Probes and scrapers carry no key.
-_OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/version", "/metrics"})
+#: Probes and scrapers carry no key, and a browser asks for it only once it has the page.
+_OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/version", "/metrics"}) | live_page.OPEN_PATHS
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 

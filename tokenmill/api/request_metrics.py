@@ -5,6 +5,8 @@ Not responsible for: fleet and money (metrics.py reads those from the dispatcher
 
 from __future__ import annotations
 
+from collections import deque
+
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
 from tokenmill.core import metric_names as names
@@ -28,6 +30,9 @@ HISTOGRAMS: dict[Metric, tuple[float, ...]] = {
     names.REQUEST_PROMPT_TOKENS: _TOKENS,
     names.REQUEST_GENERATION_TOKENS: _TOKENS,
 }
+#: Of these the last values are kept, for quantiles of now; and how many.
+_RECENT = (names.TIME_TO_FIRST_TOKEN, names.TIME_PER_OUTPUT_TOKEN)
+_NUM_RECENT = 256
 COUNTERS = (names.PROMPT_TOKENS, names.GENERATION_TOKENS, names.REQUEST_SUCCESS, names.REQUEST_ERRORS)
 
 
@@ -40,6 +45,8 @@ class RequestMetrics:
                             for m, buckets in HISTOGRAMS.items()}  # fmt: skip
         self._counters = {m: Counter(m.stem, m.help, m.labels, registry=self.registry) for m in COUNTERS}
 
+        self._recent: dict[Metric, deque[float]] = {m: deque(maxlen=_NUM_RECENT) for m in _RECENT}
+
     def track(self, model: str, num_prompt_tokens: int, arrival_s: float) -> RequestTrack:
         return RequestTrack(self, model, num_prompt_tokens, arrival_s)
 
@@ -48,6 +55,12 @@ class RequestMetrics:
 
     def observe(self, metric: Metric, model: str, value: float) -> None:
         self._histograms[metric].labels(model).observe(value)
+        if metric in self._recent:
+            self._recent[metric].append(value)
+
+    def recent(self, metric: Metric) -> list[float]:
+        """The last values of TTFT or TPOT (s), oldest first, of all models."""
+        return list(self._recent[metric])
 
     def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
         self._counters[metric].labels(*labels).inc(amount)

@@ -50,7 +50,7 @@
     const axis = { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") }, font: "11px system-ui" };
     plots[name] = new uPlot({
       width: Math.max(200, box.clientWidth), height: 150, legend: { live: true }, cursor: { y: false },
-      scales: { y: { range: (u, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
+      scales: { x: { range: (u, first, last) => [Math.min(first ?? 0, (last ?? 60) - 60), last ?? 60] }, y: { range: (u, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
       axes: [axis, { ...axis, size: 56 }],
       series: [{}, ...lines.map(([label], i) => ({ label, stroke: COLORS[i], width: 2, spanGaps: false, value: (u, v) => sig(v) }))],
     }, data, box);
