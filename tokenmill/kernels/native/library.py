@@ -10,6 +10,7 @@ from tokenmill.kernels.native.build import Build, build
 
 FORMATS = {"bf16": 0, "int8": 1, "int4": 2, "nvfp4": 4, "mxfp4": 5}
 KV_FORMATS = {"bf16": 0, "int8": 1}
+PEAKS = {"bf16": 0, "int8": 1}
 EPILOGUES = {"store": 0, "add": 1}
 
 
@@ -190,6 +191,8 @@ class Library:
         self.lib = lib = ctypes.CDLL(str(built.path))
         self.start = lib.tm_start
         self.start.argtypes, self.start.restype = [c_int], c_int
+        self.num_threads = lib.tm_num_threads
+        self.num_threads.argtypes, self.num_threads.restype = [], c_int
         self.activate = lib.tm_activate
         self.activate.argtypes, self.activate.restype = [POINTER(ActStruct), c_int64], None
         self.pack = lib.tm_pack
@@ -203,6 +206,10 @@ class Library:
         self.rope_write.argtypes, self.rope_write.restype = [POINTER(RopeStruct), c_int64], None
         self.attend = lib.tm_attend
         self.attend.argtypes, self.attend.restype = [POINTER(AttentionStruct), c_int64], None
+        self.peak = lib.tm_peak
+        self.peak.argtypes, self.peak.restype = [c_int32, c_int64, c_int64], c_int64
+        self.read = lib.tm_read
+        self.read.argtypes, self.read.restype = [c_void_p, c_int64], c_int64
         self.llama_step = lib.tm_llama_step
         self.llama_step.argtypes, self.llama_step.restype = [POINTER(LlamaStruct), POINTER(StepStruct)], None
         self.llama_logits = lib.tm_llama_logits

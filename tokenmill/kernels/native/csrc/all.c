@@ -6,6 +6,7 @@
 #include "rows.c"
 #include "attention.c"
 #include "llama.c"
+#include "peaks.c"
 #include "v4.h"
 #include "v4_rows.c"
 #include "v4_compress.c"
