@@ -16,8 +16,8 @@ class Adapter:
         self._num_sent = 0
 
     def describe(self):
-        bytes_held = self._engine.memory_report().get("weights")
-        return {"version": version("tokenmill"), "settings": self._settings, "weights_bytes": bytes_held}
+        held = weights_bytes(self._engine.runner._model)
+        return {"version": version("tokenmill"), "settings": self._settings, "weights_bytes": held}
 
     def _add(self, prompt, **sampling):
         from tokenmill.core.request import Request, SamplingParams
@@ -58,3 +58,34 @@ class Adapter:
                     total -= sum(entry.logprob for entry in found[first:])
                     num += len(found[first:])
         return {"nll": total, "num_tokens": num}
+
+
+def weights_bytes(model):
+    """Bytes of all tensors that a model holds, each storage once, without its caches and buffers of steps."""
+    import torch
+
+    storages, seen, todo = {}, set(), [model]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            storages[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+        elif isinstance(item, (list, tuple)):
+            todo += item
+        elif isinstance(item, dict):
+            todo += item.values()
+        elif type(item).__module__.startswith("tokenmill."):
+            todo += [value for name, value in _fields(item) if name not in _NO_WEIGHTS]
+    return sum(storages.values())
+
+
+#: Attributes of models that hold cache rows and scratch.
+_NO_WEIGHTS = {"_caches", "_act", "_x", "_wide", "_mixed", "_q", "_cos", "_sin", "_library"}
+
+
+def _fields(item):
+    slots = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
+    found = {name: getattr(item, name) for name in slots if hasattr(item, name)}
+    return (found | getattr(item, "__dict__", {})).items()
