@@ -19,6 +19,7 @@ from tokenmill.cli import (
     run_batch,
     serve,
     simulate,
+    top,
 )
 
 
@@ -33,7 +34,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_root)
     serve.add_to(app)
-    for module in (chat, generate, run_batch, pull, models, doctor, calibrate, simulate):
+    for module in (chat, generate, run_batch, pull, models, doctor, calibrate, simulate, top):
         module.add_to(app)
     app.add_typer(bench.build_app(), name="bench")
     app.add_typer(cost.build_app(), name="cost")

@@ -54,9 +54,10 @@ class Feed:
         """Everything kept: what a page that opens begins with."""
         return {"interval_s": INTERVAL_S, "points": list(self._points), "workers": self._workers}
 
-    async def watch(self) -> AsyncIterator[dict[str, Any]]:
-        """What is kept, then each new point with the workers as they are."""
-        yield self.now()
+    async def watch(self, num_points: int = MAX_POINTS) -> AsyncIterator[dict[str, Any]]:
+        """The last points kept, then each new one, with the workers as they are."""
+        now = self.now()
+        yield now | {"points": now["points"][max(0, len(now["points"]) - num_points) :]}
         while True:
             await self._news.wait()
             yield {"points": list(self._points)[-1:], "workers": self._workers}

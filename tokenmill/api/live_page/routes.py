@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 from jinja2 import Environment
 from starlette.requests import Request as HttpRequest
@@ -15,8 +16,9 @@ from starlette.responses import Response, StreamingResponse
 import tokenmill
 from tokenmill.api.context import ApiContext
 from tokenmill.api.errors import NoSuchRouteError, encode_json
-from tokenmill.api.live_page.feed import Feed
+from tokenmill.api.live_page.feed import MAX_POINTS, Feed
 from tokenmill.api.sse import HEADERS
+from tokenmill.core.errors import BadRequestError
 from tokenmill.core.paths import read_asset
 
 _FILES = {
@@ -63,14 +65,16 @@ class LivePage:
         return Response(read_asset(asset), media_type=media_type, headers={"cache-control": "no-cache"})
 
     async def events(self, http: HttpRequest, context: ApiContext) -> Response:
-        """Server-sent events: everything kept, then a point every two seconds (`tokenmill top` reads them too)."""
+        """Server-sent events: the last `points` kept (default all), then a point every two seconds."""
+        given = http.query_params.get("points", str(MAX_POINTS))
+        if not (given.isascii() and given.isdigit()):
+            raise BadRequestError(f"points={given[:50]!r} is not possible: give a whole number from 0", param="points")
         headers = {name.decode(): value.decode() for name, value in HEADERS}
-        return StreamingResponse(_until_draining(self._feed, context), headers=headers)
+        return StreamingResponse(_until_draining(self._feed.watch(int(given[:9])), context), headers=headers)
 
 
-async def _until_draining(feed: Feed, context: ApiContext) -> AsyncIterator[bytes]:
+async def _until_draining(points: AsyncIterator[dict[str, Any]], context: ApiContext) -> AsyncIterator[bytes]:
     """Nobody's answer: a server that stops does not wait for those who watch it."""
-    points = feed.watch()
     nextest = asyncio.ensure_future(anext(points))
     try:
         while not context.lifecycle.is_draining:
