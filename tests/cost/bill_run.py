@@ -186,7 +186,7 @@ def _measure(url: str, supervisor: int, seconds: float, ledger: Path) -> dict[st
         time.sleep(seconds / 3)
         kill_one(watch, supervisor, "frontend")
         time.sleep(max(0.0, start_s + seconds - time.monotonic()))
-    ask_patiently(f"{url}/ready", time.monotonic() + 60)
+    ask_patiently(f"{url}/ready", time.monotonic() + 240)
     time.sleep(1.5)  # a heartbeat of every worker
     answer = ask(f"{url}/v1/cost")
     now_s = answer["balance"]["monotonic_s"]

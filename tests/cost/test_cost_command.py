@@ -169,6 +169,7 @@ def test_doctor_counts_a_cache_that_cannot_be_used_as_missing(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
+    monkeypatch.setattr("tokenmill.cli.diagnosis._kernels", dict)  # choosing kernels may mean compiling them
     monkeypatch.setenv("TOKENMILL_CACHE", str(blocked / "cache"))
     code, out, _ = run("doctor", "--json")
     report = json.loads(out.strip().splitlines()[-1])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.api.ledger_file import LedgerFile
@@ -65,6 +65,7 @@ def test_nothing_new_writes_nothing(teller: Callable[..., Any]) -> None:
     assert kinds == ["cell", "life", "end"]
 
 
+@settings(deadline=None, max_examples=50)
 @given(cut=st.integers(0, 4000))
 def test_a_writer_killed_anywhere_leaves_whole_batches(cut: int) -> None:
     from tests.cost.conftest import Teller
@@ -178,6 +179,16 @@ def test_a_server_goes_on_with_its_file(tmp_path: Path, teller: Callable[..., An
     with LedgerFile(path, "run-2", None) as file:
         assert file.ledger.totals() == bill
         assert file.ledger.check_balance(1.0).process_s == 0.0, "processes of another deployment are gone"
+
+
+def test_budgets_go_on_with_the_file(tmp_path: Path) -> None:
+    """What sub-agents spent before the restart counts for their lead after it."""
+    with LedgerFile(tmp_path / "bill.jsonl", "a", None) as file:
+        file.ledger.begin("r", "m", tenant="acme", session="sub", parent_session="lead")
+        file.ledger.store("m", 0.25, tenant="acme", session="sub")
+    with LedgerFile(tmp_path / "bill.jsonl", "a", None) as file:
+        spending = file.ledger.spending
+        assert (spending.tenant_usd("acme"), spending.session_usd("sub"), spending.session_usd("lead")) == (0.25,) * 3
 
 
 def test_a_torn_end_is_cut_off(tmp_path: Path, teller: Callable[..., Any]) -> None:

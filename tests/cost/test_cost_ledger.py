@@ -14,6 +14,8 @@ from tokenmill.cost.ledger import Ledger
 from tokenmill.cost.rates import DeviceRate
 from tokenmill.cost.requests import Outcome
 from tokenmill.cost.shares import StepSpans
+from tokenmill.cost.spending import Spending
+from tokenmill.cost.tally import MONEY_PER_USD
 from tokenmill.cost.totals import NOTHING, Line, Totals, window
 from tokenmill.infra.meter import EnergySource
 
@@ -392,6 +394,17 @@ def test_too_many_tenants_share_a_sum(teller: Any) -> None:
         "t1": 1.0,
         OTHER_TENANTS: 3.0,
     }
+    assert ledger.spending.tenant_usd("t4") == 1.0, "a budget is of a tenant, not of those it shares a sum with"
+
+
+def test_accounts_that_nobody_uses_are_forgotten() -> None:
+    spending = Spending(max_names=3)
+    for i in range(5):
+        spending.adopt(f"s{i}", "lead")
+        spending.add(Owner("m", f"t{i}", f"s{i}"), MONEY_PER_USD)
+    assert [spending.tenant_usd(f"t{i}") for i in range(5)] == [0.0, 0.0, 1.0, 1.0, 1.0]
+    assert spending.session_usd("lead") == 5.0 and spending.session_usd("s4") == 1.0
+    assert spending.parent("s0") is None and spending.parent("s4") == "lead"
 
 
 def test_sums_by_session_and_what_sub_agents_spend(ledger: Ledger, worker: Any) -> None:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.core.errors import ConfigError
@@ -217,6 +217,7 @@ def test_sensitivities_say_what_matters() -> None:
     assert "residual_share" not in by_name
 
 
+@settings(deadline=None)
 @given(
     capex=st.floats(1, 1e6), watts=st.floats(0, 1e4), utilisation=st.floats(0.01, 1), rate=st.floats(0, 1),
     years=st.floats(0.5, 20),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.core.ticks import deal, on_grid, to_ticks
@@ -28,6 +28,7 @@ def seconds_of(seconds: float, counts: list[int]) -> list[float]:
     return [share.seconds for share in bill_step(seconds, [Rows(n) for n in counts])]
 
 
+@settings(deadline=None)
 @given(total=st.integers(0, 2**53), weights=WEIGHTS)
 def test_dealt_parts_add_up(total: int, weights: list[float]) -> None:
     parts = deal(total, weights)
@@ -35,6 +36,7 @@ def test_dealt_parts_add_up(total: int, weights: list[float]) -> None:
     assert all(part >= 0 for part in parts)
 
 
+@settings(deadline=None)
 @given(seconds=SECONDS, rows=STEPS, seed=st.integers(), drafting=st.floats(0, 1))
 def test_sum_is_exact_in_any_order(seconds: float, rows: list[Rows], seed: int, drafting: float) -> None:
     shares = bill_step(seconds, rows, draft_s=seconds * drafting, context_weight=1e-3)
@@ -46,6 +48,7 @@ def test_sum_is_exact_in_any_order(seconds: float, rows: list[Rows], seed: int, 
         assert all(part >= 0 for part in parts) and sum(parts) <= share.seconds
 
 
+@settings(deadline=None)
 @given(seconds=st.floats(1e-6, 1e3), counts=st.lists(st.integers(0, 4096), min_size=1).filter(lambda w: sum(w) > 0))
 def test_shares_are_proportional(seconds: float, counts: list[int]) -> None:
     for share, count in zip(seconds_of(seconds, counts), counts, strict=True):
@@ -53,6 +56,7 @@ def test_shares_are_proportional(seconds: float, counts: list[int]) -> None:
         assert share == pytest.approx(seconds * weight, rel=1e-9, abs=2**-29)
 
 
+@settings(deadline=None)
 @given(counts=st.lists(st.integers(1, 512), min_size=1, max_size=20), extra=st.integers(1, 512))
 def test_more_tokens_never_cost_less(counts: list[int], extra: int) -> None:
     before = seconds_of(1.0, counts)[0]
@@ -104,6 +108,7 @@ def test_a_row_is_a_row_whether_prefill_or_decode() -> None:
     assert row_weight(1, 10_000) == 1
 
 
+@settings(deadline=None)
 @given(num_tokens=st.integers(1, 300), context_len=st.integers(0, 300), cut=st.integers(0, 300))
 def test_chunks_weigh_as_much_as_the_whole(num_tokens: int, context_len: int, cut: int) -> None:
     """Splitting a prompt over steps must not change what it is charged for."""
@@ -134,6 +139,7 @@ def test_a_step_launched_before_the_last_one_ended_owns_only_what_is_left() -> N
     assert spans.until_s == 3.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10), st.booleans()), max_size=30))
 def test_spans_tile_busy_time_exactly(steps: list[tuple[float, float, bool]]) -> None:
     spans, now_s, total, covered = StepSpans(), 0.0, 0, 0

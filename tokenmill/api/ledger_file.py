@@ -54,8 +54,8 @@ class LedgerFile:
         is_same_run = journal.run == run and journal.epoch_s is not None
         epoch_s = journal.epoch_s if is_same_run and journal.epoch_s is not None else wall_epoch_s()
         self.ledger = Ledger(slo, epoch_s=epoch_s)
+        self.ledger.restore_parents(journal.parents)  # first: what a sub-agent spent counts for its lead
         self.ledger.restore_cells(journal.cells)
-        self.ledger.restore_parents(journal.parents)
         if is_same_run:
             self.ledger.restore_lives(journal.lives.items())
         self._writer = JournalWriter(self.ledger)

@@ -181,10 +181,11 @@ class Ledger:
 
         An id used before starts anew. Not announced, a request is opened by its first delta and is nobody's.
         """
-        owner = Owner(model, self._cells.tenant(tenant), session)
+        payer = Owner(model, tenant, session)
+        owner = payer._replace(tenant=self._cells.tenant(tenant))
         if session is not None and parent_session is not None:
             self.spending.adopt(session, parent_session)
-        self._requests.begin(request_id, owner, parent=parent_session, num_prompt_tokens=num_prompt_tokens)
+        self._requests.begin(request_id, owner, payer=payer, parent=parent_session, num_prompt_tokens=num_prompt_tokens)
 
     def finish(self, request_id: str, *, is_complete: bool = True) -> RequestCost:
         """The fleet is done with a request, however it ended: its final cost. Later deltas of it are overrun.
@@ -209,10 +210,9 @@ class Ledger:
 
     def store(self, model: str, usd: float, *, tenant: str | None = None, session: str | None = None) -> None:
         """Blocks kept on a tier that is paid for apart from the devices: what keeping them cost since the last time."""
-        owner = Owner(model, self._cells.tenant(tenant), session)
-        money = money_of(usd)
-        self._cell(owner).tally(Line.STORAGE).money += money
-        self.spending.add(owner, money)
+        payer, money = Owner(model, tenant, session), money_of(usd)
+        self._cell(payer._replace(tenant=self._cells.tenant(tenant))).tally(Line.STORAGE).money += money
+        self.spending.add(payer, money)
 
     # -- sums --
 

@@ -57,10 +57,12 @@ class Outcome:
 class Entry:
     """`counts` is this request's part of the sums: every change goes to its cell too.
 
+    owner   in the sums, where tenants may share one; payer: whose budget it is
     parent  session that started this one; by_line: ticks, as CHARGED is ordered
     """
 
     owner: Owner
+    payer: Owner | None = None
     parent: str | None = None
     num_prompt_tokens: int | None = None
     num_generated: int = 0
@@ -93,27 +95,27 @@ class RequestBook:
         self._finished: OrderedDict[str, Entry] = OrderedDict()
         self._ended: list[str] = []
 
-    def begin(self, request_id: str, owner: Owner, *, parent: str | None, num_prompt_tokens: int) -> None:
+    def begin(self, request_id: str, owner: Owner, *, payer: Owner, parent: str | None, num_prompt_tokens: int) -> None:
         self._finished.pop(request_id, None)  # a client may use an id again; its earlier request is in the sums
         if request_id not in self._open:
-            self._add(request_id, Entry(owner, parent, num_prompt_tokens))
+            self._add(request_id, Entry(owner, payer, parent, num_prompt_tokens))
 
     def get(self, request_id: str) -> Entry | None:
         return self._open.get(request_id) or self._finished.get(request_id)
 
     def take(self, delta: TokenDelta, ticks: int, model: str, units: UnitRate, measured_nj: int | None) -> Owner:
-        """Charge one delta's time to its request; returns whose money it is."""
+        """Charge one delta's time to its request; returns whose budget it is."""
         late = self._finished.get(delta.request_id)
         if late is not None:
             owner = late.owner._replace(model=model)
             cell = self._cell(owner)
             cell.counts.num_overrun_tokens += len(delta.token_ids)
             cell.tally(Line.OVERRUN).charge(ticks, units, measured_nj)
-            return owner
+            return late.payer or owner
         entry = self._open.get(delta.request_id) or self._add(delta.request_id, Entry(Owner(model)))
         self._charge(entry, delta, ticks, units, measured_nj)
         self._count(entry, delta)
-        return entry.owner
+        return entry.payer or entry.owner
 
     def finish(self, request_id: str, *, is_complete: bool) -> RequestCost:
         entry = self._close(request_id)

@@ -15,11 +15,11 @@ _MAX_DEPTH = 16
 
 
 class Spending:
-    """`max_sessions`: beyond it the session that spent nothing for the longest time is forgotten."""
+    """`max_names`: of tenants, and of sessions; beyond it who spent nothing for the longest time is forgotten."""
 
-    def __init__(self, max_sessions: int = 100_000) -> None:
-        self._max_sessions = max_sessions
-        self._tenants: dict[str, int] = {}
+    def __init__(self, max_names: int = 100_000) -> None:
+        self._max_names = max_names
+        self._tenants: OrderedDict[str, int] = OrderedDict()
         self._sessions: OrderedDict[str, int] = OrderedDict()
         self._parents: dict[str, str] = {}
 
@@ -27,13 +27,13 @@ class Spending:
         """What `session` spends from now on counts for `parent` too, and for its parents."""
         if session != parent:
             self._parents[session] = parent
-            self._touch(session, 0)
+            self._spend(self._sessions, session, 0)
 
     def add(self, owner: Owner, money: int) -> None:
         if owner.tenant is not None:
-            self._tenants[owner.tenant] = self._tenants.get(owner.tenant, 0) + money
+            self._spend(self._tenants, owner.tenant, money)
         for session in self.line_of(owner.session):
-            self._touch(session, money)
+            self._spend(self._sessions, session, money)
 
     def line_of(self, session: str | None) -> list[str]:
         """A session and those that it was started by, nearest first."""
@@ -52,9 +52,10 @@ class Spending:
     def session_usd(self, session: str) -> float:
         return self._sessions.get(session, 0) / MONEY_PER_USD
 
-    def _touch(self, session: str, money: int) -> None:
-        self._sessions[session] = self._sessions.get(session, 0) + money
-        self._sessions.move_to_end(session)
-        if len(self._sessions) > self._max_sessions:
-            forgotten, _ = self._sessions.popitem(last=False)
-            self._parents.pop(forgotten, None)
+    def _spend(self, accounts: OrderedDict[str, int], name: str, money: int) -> None:
+        accounts[name] = accounts.get(name, 0) + money
+        accounts.move_to_end(name)
+        if len(accounts) > self._max_names:
+            forgotten, _ = accounts.popitem(last=False)
+            if accounts is self._sessions:
+                self._parents.pop(forgotten, None)
