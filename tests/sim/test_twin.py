@@ -1,24 +1,20 @@
-"""The twin as a whole: the same seed is the same run, spans change nothing, trouble and slowness show where they should."""
+"""The twin as a whole: the same seed is the same run, spans change nothing, trouble shows where it should."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import pytest
 
-from tokenmill.core.clock import Clock, ManualClock
 from tokenmill.cost.rates import DeviceRate
-from tokenmill.cost.steptime.shape import StepTime
 from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.runners.step_times import LinearStepTime
-from tokenmill.engine.simulated import skipping_engine
-from tokenmill.engine.skipping_engine import SkippingEngine
 from tokenmill.operations.config import OperationsConfig
 from tokenmill.sim.decisions import first_difference
 from tokenmill.sim.faults import Fault, FaultKind
+from tokenmill.sim.kinds import worker_kind
 from tokenmill.sim.twin import Twin, TwinConfig, WorkerKind
 from tokenmill.workloads.conductor import ClosedLoop, Conductor
 from tokenmill.workloads.library import load_workload
@@ -33,15 +29,7 @@ SIZE: dict[str, Any] = {"name": "m", "vocab_size": 32000, "max_model_len": 32768
 
 def kind(num_workers: int = 2, *, is_quiet: bool = False, **engine: Any) -> WorkerKind:
     config = EngineConfig(**({"max_num_seqs": 16, "max_num_batched_tokens": 2048} | engine))
-    clock = ManualClock()
-    card = skipping_engine(config, clock=clock, pace=clock.advance, step_time=TIMES, **SIZE).card
-
-    def make(clock: Clock, pace: Callable[[float], None], step_time: StepTime) -> SkippingEngine:
-        return skipping_engine(
-            config, clock=clock, pace=pace, step_time=step_time, card=card, is_quiet=is_quiet, **SIZE
-        )
-
-    return WorkerKind(card, num_workers, make, TIMES)
+    return worker_kind(config, TIMES, num_workers, is_quiet=is_quiet, **SIZE)
 
 
 def uniform(num: int, concurrency: int, isl: int = 200, osl: int = 40) -> Conductor:

@@ -1,7 +1,7 @@
 """`bench twin`: a real server on this machine and its twin, side by side at several loads.
 
-The step times are calibrated on the same machine in the same run, on other loads (calibrate.py); what the door adds to a
-first token is taken from single requests. Not responsible for: the fit (cost/steptime), the fleet on virtual time (sim).
+The step times are calibrated on the same machine in the same run, on other loads (calibrate.py); what the door adds to
+a first token is taken from single requests. Not responsible for: the fit (cost/steptime), the fleet (sim).
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from tokenmill.bench.load_plan import LoadSettings
 from tokenmill.bench.local_server import local_server
 from tokenmill.bench.serve import run_serve_bench
 from tokenmill.bench.serve_settings import ServeBench
-from tokenmill.core.clock import Clock, ManualClock
 from tokenmill.cost.rates import DeviceRate
 from tokenmill.cost.steptime.shape import StepTime
 from tokenmill.engine.config import EngineConfig
-from tokenmill.engine.simulated import skipping_engine
-from tokenmill.engine.skipping_engine import SkippingEngine
 from tokenmill.operations.config import OperationsConfig
+from tokenmill.sim.kinds import worker_kind
 from tokenmill.sim.network import NetworkConfig
-from tokenmill.sim.twin import Twin, TwinConfig, WorkerKind
+from tokenmill.sim.twin import Twin, TwinConfig
 from tokenmill.workloads.request_metrics import summarise
 from tokenmill.workloads.synthetic import parse_lengths_text, synthetic_workload
 
@@ -108,16 +106,10 @@ def run_point(
     bench: TwinBench, times: StepTime, concurrency: int, isl: int, door_s: float, vocab_size: int = 32_000
 ) -> dict[str, Any]:
     """The same load in the twin: one worker with the settings of the server."""
-    engine = EngineConfig.parse(bench.engine)
-    size: dict[str, Any] = {"name": "m", "vocab_size": vocab_size, "max_model_len": 8192, "budget_bytes": 1 << 30}
-    clock = ManualClock()
-    card = skipping_engine(engine, clock=clock, pace=clock.advance, step_time=times, **size).card
-
-    def make(clock: Clock, pace: Callable[[float], None], step_time: StepTime) -> SkippingEngine:
-        return skipping_engine(engine, clock=clock, pace=pace, step_time=step_time, card=card, **size)
-
+    size = {"name": "m", "vocab_size": vocab_size, "max_model_len": 8192, "budget_bytes": 1 << 30}
+    kind = worker_kind(EngineConfig.parse(bench.engine), times, 1, load_s=0.0, **size)
     config = TwinConfig(
-        (WorkerKind(card, 1, make, times, load_s=0.0),),
+        (kind,),
         OperationsConfig(),
         DeviceRate(1.0, 1.0),
         NetworkConfig(latency_s=door_s / 2),

@@ -1,7 +1,7 @@
-"""A record of what a scheduler was told and what it planned, small enough to leave on; and the scheduler that keeps it.
+"""A record of what a scheduler was told and what it planned; and the scheduler that keeps it.
 
-One JSON object a line: the pools and limits first, then requests as they come, plans with their chunks, results with the
-tokens that stayed. sim/plan_replay.py plans the same again. Holds token ids: it is for machines of one's own.
+One JSON object a line: the pools and limits first, then requests as they come, plans with their chunks, results with
+the tokens that stayed. sim/plan_replay.py plans the same again. Holds token ids: it is for machines of one's own.
 Not responsible for: decisions (scheduler.py).
 """
 

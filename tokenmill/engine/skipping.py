@@ -129,7 +129,7 @@ class SkippingScheduler(Scheduler):
         if not self._coasting:
             sequences = self.update(plan, result)
             self._step += 1
-            ended = []
+            ended: list[Sequence] = []
         else:
             entries = self._reserved
             ended, sequences = self._pass_step(entries, list(plan.sequences), list(result.sequences))

@@ -1,8 +1,8 @@
 """A fleet under a schedule of faults, checked as it goes. A seed is the whole case: the same seed is the same run.
 
 Invariants: every request ends exactly once, by its tokens, each once and in order, or with a reason; none by its
-deadline; the books of dispatcher, schedulers and pools agree at every check; at the end no block is held, and the ledger
-explains every second of every process.
+deadline; the books of dispatcher, schedulers and pools agree at every check; at the end no block is held, and the
+ledger explains every second of every process.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from itertools import islice
 from random import Random
 
 from tokenmill.core.cache_groups import CacheGroup, GroupKind
-from tokenmill.core.clock import ManualClock
 from tokenmill.cost.ledger import Ledger
 from tokenmill.cost.rates import DeviceRate
 from tokenmill.engine.config import EngineConfig
 from tokenmill.engine.runners.step_times import LinearStepTime
-from tokenmill.engine.simulated import skipping_engine
 from tokenmill.engine.skipping_engine import SkippingEngine
 from tokenmill.operations.config import OperationsConfig, RestartConfig
 from tokenmill.sim.faults import Fault, random_faults
+from tokenmill.sim.kinds import worker_kind
 from tokenmill.sim.network import NetworkConfig
 from tokenmill.sim.twin import Twin, TwinConfig, WorkerKind
 from tokenmill.workloads.conductor import ClosedLoop, Conductor
@@ -154,16 +153,18 @@ def _worker_kind(rng: Random) -> WorkerKind:
     num_blocks = rng.choice([60, 400])
     budget_bytes = num_blocks * sum(group.bytes_per_block for group in groups) * 2
     times = LinearStepTime(rng.choice([2e-3, 1e-2]), 1e-4, 1e-7)
-    size = {"vocab_size": 1000, "max_model_len": 480, "groups": groups, "budget_bytes": budget_bytes}
-    clock = ManualClock()
-    card = skipping_engine(engine, clock=clock, pace=clock.advance, step_time=times, name="m", **size).card
-
-    def make(clock: object, pace: object, step_time: object) -> SkippingEngine:
-        return skipping_engine(
-            engine, clock=clock, pace=pace, step_time=step_time, name="m", card=card, is_quiet=is_quiet, **size
-        )
-
-    return WorkerKind(card, rng.randint(1, 4), make, times, load_s=rng.choice([0.05, 1.0]))
+    return worker_kind(
+        engine,
+        times,
+        rng.randint(1, 4),
+        load_s=rng.choice([0.05, 1.0]),
+        is_quiet=is_quiet,
+        name="m",
+        vocab_size=1000,
+        max_model_len=480,
+        groups=groups,
+        budget_bytes=budget_bytes,
+    )
 
 
 def _workload(rng: Random) -> Workload:

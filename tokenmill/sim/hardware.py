@@ -6,11 +6,9 @@ Not responsible for: the formulas (cost/steptime), settings (recipes).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tokenmill.core.cache_groups import CacheGroup, GroupKind
-from tokenmill.core.clock import Clock, ManualClock
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.work_description import WorkDescription
 from tokenmill.cost.rates import DeviceRate, resolve_rate
@@ -18,13 +16,12 @@ from tokenmill.cost.steptime.load import step_time_for
 from tokenmill.cost.steptime.parallel import Parallel, cache_bytes_per_device, fewest
 from tokenmill.cost.steptime.shape import StepTime
 from tokenmill.engine.config import EngineConfig
-from tokenmill.engine.simulated import skipping_engine
-from tokenmill.engine.skipping_engine import SkippingEngine
 from tokenmill.infra.catalogue import load_catalogue
 from tokenmill.infra.device_spec import DeviceSpec
 from tokenmill.models.deepseek_v4 import groups as v4_groups
 from tokenmill.models.deepseek_v4 import presets
 from tokenmill.models.priced import describe_model
+from tokenmill.sim.kinds import worker_kind
 from tokenmill.sim.twin import WorkerKind
 
 _BLOCK_SIZE, _V4_BLOCK_SIZE = 16, 128
@@ -104,24 +101,18 @@ def _kind(
     load_s: float,
 ) -> WorkerKind:
     block_size = engine.block_size or (_V4_BLOCK_SIZE if _is_v4(work) else _BLOCK_SIZE)
-    settings = engine.model_copy(update={"block_size": block_size})
-    groups = cache_groups(work, block_size)
-    size = {
-        "name": name,
-        "vocab_size": work.vocab_size,
-        "max_model_len": work.max_model_len,
-        "groups": groups,
-        "budget_bytes": int(_cache_bytes(work, spec, parallel)),
-    }
-    clock = ManualClock()
-    card = skipping_engine(settings, clock=clock, pace=clock.advance, step_time=step_time, **size).card
-
-    def make(clock: Clock, pace: Callable[[float], None], step_time: StepTime) -> SkippingEngine:
-        return skipping_engine(
-            settings, clock=clock, pace=pace, step_time=step_time, card=card, is_quiet=is_quiet, **size
-        )
-
-    return WorkerKind(card, num_workers, make, step_time, load_s)
+    return worker_kind(
+        engine.model_copy(update={"block_size": block_size}),
+        step_time,
+        num_workers,
+        load_s=load_s,
+        is_quiet=is_quiet,
+        name=name,
+        vocab_size=work.vocab_size,
+        max_model_len=work.max_model_len,
+        groups=cache_groups(work, block_size),
+        budget_bytes=int(_cache_bytes(work, spec, parallel)),
+    )
 
 
 def cache_groups(work: WorkDescription, block_size: int) -> tuple[CacheGroup, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from tokenmill.cost.rates import DeviceRate
 from tokenmill.sim.events import EventQueue
@@ -38,7 +39,7 @@ class Mishaps:
     def plan(self, faults: Sequence[Fault], start_s: float) -> None:
         """`start_s`: where the faults' own seconds begin."""
         for fault in faults:
-            self._queue.at(start_s + fault.at_s, lambda fault=fault: self._begin(fault))
+            self._queue.at(start_s + fault.at_s, partial(self._begin, fault))
             self.end_s = max(self.end_s, start_s + fault.end_s)
 
     def skew_s(self, worker_id: str) -> float:

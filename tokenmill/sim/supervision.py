@@ -6,6 +6,7 @@ Not responsible for: what a worker does (worker.py). The frontend is assumed to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from tokenmill.core.wire import Unresponsive, WorkerExited
 from tokenmill.operations.config import OperationsConfig
@@ -84,7 +85,7 @@ class SimSupervisor:
                         self._workers[order.name].drain()
                 case Report():
                     notice = order.notice
-                    self._queue.after(_EXIT_SETTLE_S, lambda notice=notice: self._report(notice))
+                    self._queue.after(_EXIT_SETTLE_S, partial(self._report, notice))
                 case Finish():
                     self.finish = order
         self._plan_tick()

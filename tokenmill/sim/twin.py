@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from tokenmill.core.model_card import ModelCard
@@ -141,9 +142,7 @@ class Twin:
 
         def send(messages: Sequence[ToFrontend]) -> None:
             for message in messages:
-                self.network.send(
-                    worker_id, _FRONTEND, _size(message), lambda message=message: self.frontend.handle(message)
-                )
+                self.network.send(worker_id, _FRONTEND, _size(message), partial(self.frontend.handle, message))
 
         return SimWorker(
             self.queue,

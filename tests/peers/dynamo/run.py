@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tokenmill.core.clock import ManualClock
 from tokenmill.cost.rates import DeviceRate
 from tokenmill.cost.steptime.shape import Prediction, StepShape
 from tokenmill.engine.config import EngineConfig
-from tokenmill.engine.simulated import skipping_engine
 from tokenmill.operations.config import OperationsConfig
+from tokenmill.sim.kinds import worker_kind
 from tokenmill.sim.network import NetworkConfig
-from tokenmill.sim.twin import Twin, TwinConfig, WorkerKind
+from tokenmill.sim.twin import Twin, TwinConfig
 from tokenmill.workloads.conductor import ClosedLoop, Conductor
 from tokenmill.workloads.trace import BLOCK_TOKENS, read_trace
 
@@ -84,16 +83,11 @@ def write_trace(path: Path) -> None:
 
 def run_twin(trace: Path, times: TableStepTime) -> dict[str, float]:
     engine = EngineConfig(max_num_seqs=256, max_num_batched_tokens=8192, block_size=16, enable_inflight_sharing=False)
-    size = {"name": "m", "vocab_size": 32000, "max_model_len": 16384}
-    size |= {"budget_bytes": SETTINGS["num_blocks"] * SETTINGS["block_size"] * 1024}
-    clock = ManualClock()
-    card = skipping_engine(engine, clock=clock, pace=clock.advance, step_time=times, **size).card
-
-    def make(clock: object, pace: object, step_time: object) -> object:
-        return skipping_engine(engine, clock=clock, pace=pace, step_time=step_time, card=card, **size)
-
+    budget_bytes = SETTINGS["num_blocks"] * SETTINGS["block_size"] * 1024
+    size = {"name": "m", "vocab_size": 32000, "max_model_len": 16384, "budget_bytes": budget_bytes}
+    kind = worker_kind(engine, times, SETTINGS["num_workers"], load_s=0.0, **size)
     config = TwinConfig(
-        (WorkerKind(card, SETTINGS["num_workers"], make, times, load_s=0.0),),
+        (kind,),
         OperationsConfig(router="round_robin"),
         DeviceRate(1.0, 1.0),
         NetworkConfig(latency_s=0.0, bytes_per_s=1e15),
