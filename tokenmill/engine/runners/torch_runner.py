@@ -80,7 +80,8 @@ class TorchRunner:
         batch = self._build_batch(plan, proposals)
         hidden = self._forward(batch, is_shown=plan.keeps_drafts)
         for planned, start in zip(plan.sequences, batch.cu_seqlens, strict=False):
-            self._collect_prompt_logprobs(planned, hidden[start : start + planned.num_scheduled_tokens])
+            if self._states[planned.request_id].request.sampling.prompt_logprobs is not None:
+                self._collect_prompt_logprobs(planned, hidden[start : start + planned.num_scheduled_tokens])
         drawn = dict(zip(sampling, self._draw(plan, proposals, batch, hidden, sampling, masks), strict=True))
         results = tuple(drawn.get(b) or _no_tokens(planned) for b, planned in enumerate(plan.sequences))
         self._model.commit(batch, self._caches, [got.num_accepted_tokens for got in results])

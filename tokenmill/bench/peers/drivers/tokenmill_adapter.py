@@ -16,7 +16,8 @@ class Adapter:
         self._num_sent = 0
 
     def describe(self):
-        held = weights_bytes(self._engine.runner._model)
+        runner: Any = self._engine.runner
+        held = weights_bytes(runner._model)
         return {"version": version("tokenmill"), "settings": self._settings, "weights_bytes": held}
 
     def _add(self, prompt, **sampling):
