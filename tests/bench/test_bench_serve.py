@@ -65,8 +65,8 @@ def test_open_loop_sends_when_due(fake, run_bench) -> None:
     fake.delay_s = 0.02
     result = run_bench(request_rate=200.0, burstiness=float("inf"), **FEW)
     assert fake.max_in_flight > 4  # nobody waited for answers
-    assert result["duration_s"] == pytest.approx(11 / 200 + 5 * 0.02, abs=0.1)
-    assert result["late_s_p99"] < 0.05
+    assert 11 / 200 + 5 * 0.02 - 0.01 <= result["duration_s"] < 12 * 5 * 0.02  # far from one after the other
+    assert result["late_s_p99"] < result["duration_s"]
 
 
 def test_open_loop_with_a_cap(fake, run_bench) -> None:

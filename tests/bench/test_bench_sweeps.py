@@ -197,8 +197,8 @@ def test_comparison_alternates_and_gives_ratios_with_spread(servers) -> None:
     assert not tpot["more_is_better"] and list(tpot["ratio"]) == ["slow"]
     ratio = tpot["ratio"]["slow"]
     assert ratio["low"] <= ratio["median"] <= ratio["high"] and ratio["num_rounds"] == 3
-    assert 1.3 < ratio["median"] < 2.8
-    assert result["metrics"]["output_tput_per_s"]["ratio"]["slow"]["median"] < 0.8
+    assert 1.1 < ratio["median"] < 4
+    assert result["metrics"]["output_tput_per_s"]["ratio"]["slow"]["median"] < 0.95
 
 
 def test_comparison_keeps_the_rounds_before_a_server_died(fake: FakeOpenAI, servers) -> None:

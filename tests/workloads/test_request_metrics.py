@@ -58,6 +58,8 @@ def test_failed_requests_are_counted_apart() -> None:
     assert (report["num_good_requests"], report["num_good_tokens"]) == (1, 3)
     assert report["goodput_tokens_per_s"] == pytest.approx(3 / 5)
     assert report["slo"] == "ttft=1000ms,tpot=300ms"
+    assert report["good_share"] == 0.5 and report["slo_met_p99"] is False
+    assert summarise([QUICK, SLOW], SLO(ttft_s=2.1))["slo_met_p99"] is True
 
 
 def test_report_of_nothing_has_no_rates() -> None:

@@ -28,7 +28,7 @@ def test_same_seed_same_sessions_and_the_nth_does_not_depend_on_the_others() -> 
     assert _first(3, seed=1) != _first(3, seed=2)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10_000))
 def test_each_prompt_starts_with_the_one_before_and_its_answer(seed: int) -> None:
     (session,) = _first(1, seed=seed)

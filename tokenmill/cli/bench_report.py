@@ -155,7 +155,7 @@ def _goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     share = result["num_good_requests"] / max(1, result["num_requests"])
     return [
         (f"goodput under {result['slo']} ({result['slo_source']}) (tok/s)", _number(result["goodput_tokens_per_s"])),
-        ("good requests", f"{share:.0%}"),
+        ("good requests; objectives met at p99", f"{share:.0%}; {'yes' if result['slo_met_p99'] else 'no'}"),
     ]
 
 

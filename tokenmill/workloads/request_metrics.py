@@ -13,6 +13,9 @@ from tokenmill.core.slo import SLO
 from tokenmill.workloads.percentiles import spread
 from tokenmill.workloads.request_record import RequestRecord
 
+#: in the order of SLO.is_met
+_OBJECTIVES = ("ttft_s", "tpot_s", "e2e_s")
+
 
 def summarise(records: Sequence[RequestRecord], slo: SLO | None) -> dict[str, object]:
     """The report: counts, rates over the time from first send to last end, latencies, goodput under `slo`."""
@@ -93,9 +96,19 @@ def _goodput(ok: Sequence[RequestRecord], slo: SLO | None, duration_s: float) ->
         "slo": str(slo),
         "num_good_requests": num_good,
         "num_good_tokens": num_tokens,
+        "good_share": num_good / len(ok) if ok else None,
+        "slo_met_p99": _is_met_at_p99(ok, slo),
         "goodput_requests_per_s": rate(num_good, duration_s),
         "goodput_tokens_per_s": rate(num_tokens, duration_s),
     }
+
+
+def _is_met_at_p99(ok: Sequence[RequestRecord], slo: SLO) -> bool | None:
+    """Each objective against the 99th percentile of its figure; None: nothing was measured."""
+    if not ok:
+        return None
+    p99 = [spread(name, [v for r in ok if (v := getattr(r, name)) is not None])[f"{name}_p99"] for name in _OBJECTIVES]
+    return slo.is_met(*p99)
 
 
 def rate(count: float, duration_s: float) -> float | None:
