@@ -37,6 +37,8 @@ TORCH_FREE_NAMES = ("work.py", "groups.py")
 PURE = (
     *("engine/scheduler.py", "engine/kvcache/", "operations/fleet.py", "operations/admission.py"),
     *("operations/dispatch.py", "operations/supervisor.py", "operations/router/", "cost/ledger.py", "cost/life.py"),
+    *("cost/cells.py", "cost/spending.py", "cost/budgets.py", "cost/report.py", "cost/journal.py", "cost/margin.py"),
+    *("cost/tco.py", "core/ticks.py"),
     *("cost/requests.py", "cost/shares.py", "cost/steptime/", "cost/tally.py", "cost/totals.py"),
     *("core/slo.py", "core/cache_groups.py", "core/work_description.py"),
 )

@@ -33,7 +33,7 @@ class BudgetConfig(FrozenConfig):
     tenant_usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     tenants: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
     when_spent: Literal["stop", "degrade"] = "stop"
-    degraded_by: int = Field(default=1_000_000, ge=1)
+    degraded_by: int = Field(default=1_000_000, ge=1, le=2**31)
 
     def of_tenant(self, tenant: str) -> float | None:
         return self.tenants.get(tenant, self.tenant_usd)
