@@ -144,7 +144,7 @@ class Pair:
         assert self.skip.held_s == pytest.approx(0.0, abs=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     groups=st.sampled_from([(FULL,), WINDOWS]),

@@ -106,7 +106,7 @@ def run_point(
     bench: TwinBench, times: StepTime, concurrency: int, isl: int, door_s: float, vocab_size: int = 32_000
 ) -> dict[str, Any]:
     """The same load in the twin: one worker with the settings of the server."""
-    size = {"name": "m", "vocab_size": vocab_size, "max_model_len": 8192, "budget_bytes": 1 << 30}
+    size: dict[str, Any] = {"name": "m", "vocab_size": vocab_size, "max_model_len": 8192, "budget_bytes": 1 << 30}
     kind = worker_kind(EngineConfig.parse(bench.engine), times, 1, load_s=0.0, **size)
     config = TwinConfig(
         (kind,),

@@ -275,7 +275,9 @@ class SkippingScheduler(Scheduler):
         return entries
 
     def _reserve_due(self, entries: list[Coasting], step: int) -> bool:
-        return all(self.kv.reserve(e.sequence.request_id, self._computed(e, step)) for e in entries)
+        first = 1 % self.kv.block_size  # only the first token of a block needs a new one
+        needy = [e for e in entries if self._computed(e, step) % self.kv.block_size == first]
+        return all(self.kv.reserve(e.sequence.request_id, self._computed(e, step)) for e in needy)
 
     # -- the base class, told apart --
 
