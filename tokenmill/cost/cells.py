@@ -77,7 +77,7 @@ class CellBook:
     are kept until `take_additions`.
     """
 
-    def __init__(self, *, max_tenants: int, max_cells: int = 100_000) -> None:
+    def __init__(self, *, max_tenants: int, max_cells: int = 50_000) -> None:
         self._max_tenants = max_tenants
         self._max_cells = max_cells
         self._slots: dict[int, Slot] = {}

@@ -14,10 +14,11 @@ from typing import Any
 
 from tokenmill.core.errors import BadRequestError
 from tokenmill.cost.cells import DAY, Cell, Owner
-from tokenmill.cost.tally import Amount
-from tokenmill.cost.totals import CHARGED, NOTHING, OWNED, Line, Totals, per_mtok
+from tokenmill.cost.tally import Amount, Tally
+from tokenmill.cost.totals import CHARGED, OWNED, Line, Totals, per_mtok
 
-Parts = Iterable[tuple[int, Owner, Cell]]
+_Part = tuple[int, Owner, Cell]
+Parts = Iterable[_Part]
 
 GROUPS = ("model", "tenant", "session", "minute", "hour", "day")
 _SPANS = {"minute": 1, "hour": 60, "day": DAY}
@@ -113,37 +114,40 @@ def report(parts: Parts, query: Query, line_of: LineOf) -> dict[str, Any]:
 
     line_of  a session and those that it was started by
     """
-    everything = [(minute, owner, cell.freeze()) for minute, owner, cell in parts]
+    everything = list(parts)
     chosen = [part for part in everything if _is_asked_for(part[0], part[1], query, line_of)]
     rates = _prefill_rates(everything)
-    whole = _sum(totals for _, _, totals in chosen)
+    whole = _sum(chosen)
     body = _describe(whole, OWNED if query.is_owners else tuple(Line), _avoided(chosen, rates))
-    fleet = _sum(totals for minute, owner, totals in everything if _is_in_window(minute, query))
-    if query.is_owners and fleet.charged.money:
-        body["usd_with_overhead"] = fleet.whole.usd * whole.charged.money / fleet.charged.money
+    if query.is_owners:
+        fleet = _sum(part for part in everything if _is_in_window(part[0], query))
+        if fleet.charged.money:
+            body["usd_with_overhead"] = fleet.whole.usd * whole.charged.money / fleet.charged.money
     if query.by:
         body["groups"] = _groups(chosen, query, rates)
     return {"object": "cost", "query": query.to_dict(), **body}
 
 
-def _groups(chosen: Sequence[tuple[int, Owner, Totals]], query: Query, rates: _Rates) -> list[dict[str, Any]]:
+def _groups(chosen: Sequence[_Part], query: Query, rates: _Rates) -> list[dict[str, Any]]:
     """Spans of time in order, owners by what they cost; what has no tenant or session is "(none)"."""
     assert query.by is not None
     lines = OWNED if query.is_owners or query.by in ("tenant", "session") else tuple(Line)
-    groups: dict[str, list[tuple[int, Owner, Totals]]] = {}
+    groups: dict[str, list[_Part]] = {}
     for part in chosen:
         groups.setdefault(_group(part[0], part[1], query.by), []).append(part)
     described = [
-        {query.by: name, **_describe(_sum(totals for _, _, totals in group), lines, _avoided(group, rates))}
-        for name, group in groups.items()
+        {query.by: name, **_describe(_sum(group), lines, _avoided(group, rates))} for name, group in groups.items()
     ]
     if query.by in _SPANS:
         return sorted(described, key=lambda group: int(group[str(query.by)]))
     return sorted(described, key=lambda group: -group["usd"]["total"])
 
 
-def _sum(totals: Iterable[Totals]) -> Totals:
-    return sum(totals, NOTHING)
+def _sum(parts: Iterable[_Part]) -> Totals:
+    whole = Cell()
+    for _, _, cell in parts:
+        whole.add(cell)
+    return whole.freeze()
 
 
 def _is_in_window(minute: int, query: Query) -> bool:
@@ -180,26 +184,26 @@ class _PrefillRate:
 _Rates = dict[str, _PrefillRate]
 
 
-def _prefill_rates(parts: Iterable[tuple[int, Owner, Totals]]) -> _Rates:
+def _prefill_rates(parts: Iterable[_Part]) -> _Rates:
     """By model, over all that is known of it; a model of which nothing was computed has none."""
-    sums: dict[str, Totals] = {}
-    for _, owner, totals in parts:
-        sums[owner.model] = sums.get(owner.model, NOTHING) + totals
+    prefill: dict[str, Tally] = {}
+    num_computed: dict[str, int] = {}
+    for _, owner, cell in parts:
+        if (tally := cell.lines().get(Line.PREFILL)) is not None:
+            prefill.setdefault(owner.model, Tally()).add(tally)
+        num_computed[owner.model] = num_computed.get(owner.model, 0) + cell.counts.num_computed_tokens
     return {
-        model: _PrefillRate(
-            totals.lines[Line.PREFILL].seconds / totals.counts.num_computed_tokens,
-            totals.lines[Line.PREFILL].usd / totals.counts.num_computed_tokens,
-        )
-        for model, totals in sums.items()
-        if totals.counts.num_computed_tokens > 0
+        model: _PrefillRate(tally.seconds / num_computed[model], tally.usd / num_computed[model])
+        for model, tally in prefill.items()
+        if num_computed[model] > 0
     }
 
 
-def _avoided(parts: Iterable[tuple[int, Owner, Totals]], rates: _Rates) -> dict[str, Any]:
+def _avoided(parts: Iterable[_Part], rates: _Rates) -> dict[str, Any]:
     """What the prefix cache saved, at the measured price of prefill."""
     tokens, seconds, usd, unpriced = 0, 0.0, 0.0, 0
-    for _, owner, totals in parts:
-        num, rate = totals.counts.num_cached_tokens, rates.get(owner.model)
+    for _, owner, cell in parts:
+        num, rate = cell.counts.num_cached_tokens, rates.get(owner.model)
         tokens += num
         if rate is None:
             unpriced += num
