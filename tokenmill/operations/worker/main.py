@@ -103,7 +103,7 @@ def build_engine(args: WorkerArgs) -> EngineLike:
             vocab_size=simulated.vocab_size,
             max_model_len=simulated.max_model_len,
             kv_tokens=simulated.kv_tokens,
-            step_time=_step_time(args),
+            step_time=step_time_of(args),
             tokenizer_path=args.model or None,
         )
     from tokenmill.engine.load import load_engine
@@ -118,7 +118,7 @@ def build_engine(args: WorkerArgs) -> EngineLike:
         ) from error
 
 
-def _step_time(args: WorkerArgs) -> StepTime:
+def step_time_of(args: WorkerArgs) -> StepTime:
     """Of a simulated worker: what its settings say, or what they say it runs on."""
     from tokenmill.engine.runners.step_times import LinearStepTime, ScaledStepTime
 

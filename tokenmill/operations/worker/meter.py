@@ -1,6 +1,7 @@
 """Where a worker's seconds go: each since the process started is start-up, busy or idle, and in one frame. Pure.
 
-Stamps are rounded to ticks (core/ticks), so that all that is reported adds up exactly. Not responsible for: which request is charged (the engine's shares), what a second costs (cost/).
+Stamps are rounded to ticks (core/ticks), so that all that is reported adds up exactly. Not responsible for: which
+request is charged (the engine's shares), what a second costs (cost/).
 """
 
 from __future__ import annotations
