@@ -149,9 +149,9 @@ def test_the_native_engine_is_loaded_with_the_given_settings(tmp_path: Path, mon
         return "engine"
 
     monkeypatch.setitem(sys.modules, "tokenmill.engine.load", types.SimpleNamespace(load_engine=load_engine))
-    args = make_args(tmp_path, engine="native", model="/m", engine_config=EngineConfig(max_num_seqs=3), num_workers=2)
+    args = make_args(tmp_path, engine="native", model="/m", engine_config=EngineConfig(max_num_seqs=3), num_workers=2, index=1)
     assert worker_main.build_engine(args) == "engine"
-    assert calls == [("/m", EngineConfig(max_num_seqs=3), {"name": "m", "num_workers": 2})]
+    assert calls == [("/m", EngineConfig(max_num_seqs=3), {"name": "m", "num_workers": 2, "worker_index": 1})]
 
 
 @pytest.mark.parametrize(("source", "is_read"), [(EnergySource.MEASURED, True), (EnergySource.MODELLED, False)])
