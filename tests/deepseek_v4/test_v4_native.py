@@ -76,7 +76,13 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     grouped = attention.grouped_linear
     monkeypatch.setattr(attention, "grouped_linear", lambda x, w: grouped(rounded(x), rounded(w)))
-    monkeypatch.setattr(block, "experts", experts)
+    make_moe = block.MoE.__init__
+
+    def make_rounding_moe(self: block.MoE, *args: Any) -> None:
+        *args, ops = args
+        make_moe(self, *args, replace(ops, experts=experts))
+
+    monkeypatch.setattr(block.MoE, "__init__", make_rounding_moe)
     select = registry.select_kernels
 
     def select_rounding(*, deterministic: bool, **settings: Any) -> Kernels:
