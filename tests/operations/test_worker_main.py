@@ -92,7 +92,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> QuietMain:
 
 
 def test_a_drained_worker_ends_with_0(tmp_path: Path, quiet: QuietMain) -> None:
-    args = make_args(tmp_path, incarnation=4, simulated_config=SimulatedConfig(vocab_size=99), started_s=time.monotonic())
+    args = make_args(
+        tmp_path, incarnation=4, simulated_config=SimulatedConfig(vocab_size=99), started_s=time.monotonic()
+    )
     assert worker_main.main(args.to_argv()) == 0
     hello = quiet.sent[0]
     assert isinstance(hello, Hello) and isinstance(quiet.sent[-1], Goodbye)
@@ -149,7 +151,9 @@ def test_the_native_engine_is_loaded_with_the_given_settings(tmp_path: Path, mon
         return "engine"
 
     monkeypatch.setitem(sys.modules, "tokenmill.engine.load", types.SimpleNamespace(load_engine=load_engine))
-    args = make_args(tmp_path, engine="native", model="/m", engine_config=EngineConfig(max_num_seqs=3), num_workers=2, index=1)
+    args = make_args(
+        tmp_path, engine="native", model="/m", engine_config=EngineConfig(max_num_seqs=3), num_workers=2, index=1
+    )
     assert worker_main.build_engine(args) == "engine"
     assert calls == [("/m", EngineConfig(max_num_seqs=3), {"name": "m", "num_workers": 2, "worker_index": 1})]
 
