@@ -41,6 +41,7 @@ def run_all(seeds: range) -> None:
 
 
 def test_a_few_schedules() -> None:
+    """S19, S32: drained to idle no block is held, and counting tokens show every doubled or missing one."""
     run_all(QUICK)
 
 
