@@ -5,12 +5,12 @@ Not responsible for: which contexts, figures beyond seconds and bytes (context.p
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from tokenmill.bench.machine_peaks import step_clock
 from tokenmill.core.cache_groups import CacheGroup
 from tokenmill.models.batch import ForwardBatch, GroupTable
 from tokenmill.models.deepseek_v4.caches import fill_synthetic
@@ -39,11 +39,12 @@ class LongSequence:
     @torch.inference_mode()
     def _step(self, position: int) -> float:
         batch = self._batch(position)
-        began_s = time.perf_counter()
+        clock = step_clock()
+        began_s = clock()
         hidden = self._model.forward(batch, self.caches)
         self._model.commit(batch, self.caches, [1])
         logits = self._model.compute_logits(hidden)
-        seconds = time.perf_counter() - began_s
+        seconds = clock() - began_s
         assert bool(torch.isfinite(logits).all()), f"logits at position {position} are not finite"
         return seconds
 
