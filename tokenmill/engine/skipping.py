@@ -1,8 +1,8 @@
 """The production scheduler without a Python step per token: decodes whose end is known coast until something changes.
 
 `steps_until_change()` says for how many steps nothing but counting would happen, `advance(k)` is those k steps at once,
-and `plan_step`/`update_step` are one step in which only the sequences that do more than count are touched. Queues, block
-tables, hits and evictions are those of Scheduler after as many single steps (tests/engine/test_skipping.py).
+and `plan_step`/`update_step` are one step in which only the sequences that do more than count are touched. Queues,
+block tables, hits and evictions are those of Scheduler after as many single steps (tests/engine/test_skipping.py).
 Not responsible for: how long steps take (skipping_engine.py).
 """
 
