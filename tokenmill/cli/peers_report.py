@@ -10,6 +10,8 @@ from tokenmill.cli.output import print_table
 def peers_table(result: dict[str, Any]) -> None:
     for name, target in result["missing"].items():
         print(f"{name} is not installed: {target}")
+    for name, why in result["failed"].items():
+        print(f"{name} is left out: {why}")
     print_table(
         ("engine", "format", "weights MB", "perplexity", "to first token s"), [_subject(s) for s in result["subjects"]]
     )

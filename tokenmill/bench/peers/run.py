@@ -101,7 +101,7 @@ def run_peers_bench(bench: PeersBench, tell: Callable[[str], None]) -> dict[str,
         "workloads": {workload.name: workload.describe() for workload in bench.workloads},
     }
     if not cases:
-        return report | {"subjects": [], "figures": [], "ratios": []}
+        return report | {"failed": {}, "subjects": [], "figures": [], "ratios": []}
     with tempfile.TemporaryDirectory(prefix="tokenmill-peers-") as folder:
         table = _Table(bench, cases, path, Path(folder), tell)
         try:
@@ -121,9 +121,10 @@ class _Table:
         folder: Path,
         tell: Callable[[str], None],
     ) -> None:
-        self._bench, self._cases, self._tell = bench, cases, tell
+        self._bench, self._cases, self._tell = bench, list(cases), tell
         used = {name for name, _, _ in cases}
         self._workloads = [workload for workload in bench.workloads if workload.name in used]
+        self._failed: dict[str, str] = {}
         log_dir = bench.peers_dir / "logs"
         log_dir.mkdir(parents=True, exist_ok=True)
         builder = Builder(
@@ -137,7 +138,12 @@ class _Table:
             is_quick=bench.is_quick,
             log_dir=log_dir,
         )
-        self._theirs = {(name, bits): builder.peer(find_peer(name), bits) for _, name, bits in cases}
+        self._theirs: dict[tuple[str, str], Subject] = {}
+        for name, bits in dict.fromkeys((name, bits) for _, name, bits in cases):
+            try:
+                self._theirs[name, bits] = builder.peer(find_peer(name), bits)
+            except SetupError as error:
+                self._drop(name, bits, error)
         doors = {(bits, subject.facts.door) for (_, bits), subject in self._theirs.items()}
         self._ours = {key: builder.ours(*key) for key in sorted(doors)}
         ids, self._text = _text(path, folder)
@@ -150,15 +156,31 @@ class _Table:
         return [*self._ours.values(), *self._theirs.values()]
 
     def measure(self) -> dict[str, Any]:
-        for subject in self._subjects:
-            self._tell(f"starting {subject.facts.key}")
-            subject.ready(1, self._warm_up)
-            subject.score(self._text)
-            self._tell(f"  {subject.facts.startup_s:.1f} s to the first token, perplexity {_said(subject)}")
+        for subject in self._ours.values():
+            self._start(subject)
+        for (name, bits), subject in list(self._theirs.items()):
+            try:
+                self._start(subject)
+            except SetupError as error:
+                subject.close()
+                del self._theirs[name, bits]
+                self._drop(name, bits, error)
         for workload in self._workloads:
             for repeat in range(self._bench.repeats):
                 self._alternate(workload, repeat)
         return self._report()
+
+    def _start(self, subject: Subject) -> None:
+        self._tell(f"starting {subject.facts.key}")
+        subject.ready(1, self._warm_up)
+        subject.score(self._text)
+        self._tell(f"  {subject.facts.startup_s:.1f} s to the first token, perplexity {_said(subject)}")
+
+    def _drop(self, name: str, bits: str, error: SetupError) -> None:
+        """A peer that can not be had does not keep the others from being measured."""
+        self._failed[f"{name} {bits}"] = error.message
+        self._tell(f"{name} {bits} is left out: {error.message}")
+        self._cases = [case for case in self._cases if case[1:] != (name, bits)]
 
     def _taking_part(self, workload: PeerWorkload) -> list[Subject]:
         """Ours first, then the peers that are compared with it on this workload."""
@@ -192,7 +214,7 @@ class _Table:
                 {"workload": workload, "peer": theirs.key, "ours": ours.key, **ratio(mine, other), "agreement": same}
             )
         facts = [{"key": subject.facts.key, **_as_dict(subject)} for subject in self._subjects]
-        return {"subjects": facts, "figures": rows, "ratios": ratios}
+        return {"failed": self._failed, "subjects": facts, "figures": rows, "ratios": ratios}
 
     def close(self) -> None:
         for subject in self._subjects:
