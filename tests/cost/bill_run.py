@@ -8,6 +8,7 @@ Its last line is one JSON object. Not responsible for: starting a server (bench/
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import socket
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -129,9 +131,15 @@ class Load(threading.Thread):
 def ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
-        answer: dict[str, Any] = json.load(response)
-        return answer
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise OSError(f"status {error.code}") from None
+    except http.client.HTTPException as error:  # the connection ended in the middle of an answer
+        raise OSError(repr(error)) from None
 
 
 def ask_patiently(url: str, until_s: float) -> dict[str, Any]:
