@@ -54,7 +54,8 @@ def build() -> Build:
     if target.exists():
         return Build(target, isa, compiler, 0.0)
     start = time.monotonic()
-    log.info("compiling CPU kernels with %s (%s); once, a few seconds", compiler, isa)
+    # As a warning: shown by commands that set up no log, whose user would wonder what takes seconds.
+    log.warning("compiling CPU kernels with %s (%s); once, a few seconds", compiler, isa)
     _compile(compiler, isa, target)
     return Build(target, isa, compiler, time.monotonic() - start)
 
