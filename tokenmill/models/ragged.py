@@ -13,11 +13,10 @@ from tokenmill.models.batch import ForwardBatch, GroupTable
 
 def group_table(tables: Sequence[BlockTable]) -> GroupTable:
     width = max(len(t.block_ids) for t in tables)
-    block_ids = np.zeros((len(tables), width), dtype=np.int64)
-    for b, table in enumerate(tables):
-        block_ids[b, : len(table.block_ids)] = table.block_ids
-    first_block = torch.tensor([t.first_block for t in tables])
-    return GroupTable(torch.from_numpy(block_ids), first_block)
+    rows = [t.block_ids + (0,) * (width - len(t.block_ids)) for t in tables]
+    block_ids = np.array(rows, dtype=np.int64).reshape(len(rows), width)
+    first_block = np.array([t.first_block for t in tables], dtype=np.int64)
+    return GroupTable(torch.from_numpy(block_ids), torch.from_numpy(first_block))
 
 
 def ragged_batch(

@@ -49,6 +49,7 @@ class TorchRunner:
         self._caches = caches
         self._block_size = block_size
         self._speculator = speculator
+        self._showing = model if isinstance(model, ShowingModel) else None
         self._tables = [*caches] if speculator is None else [*caches, *speculator.caches]
         self._states: dict[str, _RunState] = {}
         self.masks = MaskBuilder()
@@ -94,8 +95,8 @@ class TorchRunner:
         if self._speculator.features is None:
             hidden = self._model.forward(batch, self._caches)
         else:
-            assert isinstance(self._model, ShowingModel), f"{type(self._model).__name__} shows no features"
-            hidden, seen = self._model.forward_with_features(batch, self._caches, self._speculator.features)
+            assert self._showing is not None, f"{type(self._model).__name__} shows no features"
+            hidden, seen = self._showing.forward_with_features(batch, self._caches, self._speculator.features)
         self._speculator.see(batch, seen)
         return hidden
 

@@ -96,7 +96,10 @@ class MtpProposer:
             return
         assert step.features is not None
         batch = ragged_batch(next_ids, starts, {GROUP: tables}, self._block_size)
-        streams = self._model.mtp_forward(batch, self._caches, step.features[torch.cat(rows)], batch.token_ids)
+        features = step.features
+        if batch.num_tokens < len(features):
+            features = features[torch.cat(rows)]
+        streams = self._model.mtp_forward(batch, self._caches, features, batch.token_ids)
         for request_id, end in zip(ids, batch.cu_seqlens[1:], strict=True):
             self._streams[request_id] = streams[end - 1]
 
@@ -122,7 +125,8 @@ class MtpProposer:
             left = [i for i, pen in enumerate(pens) if not pen.is_done]
             if not left:
                 return
-            pens, streams = [pens[i] for i in left], streams[left]
+            if len(left) < len(pens):
+                pens, streams = [pens[i] for i in left], streams[left]
             streams = self._feed_back(pens, streams, depth)
             depth += 1
 

@@ -94,10 +94,13 @@ class Speculator:
         ]
         self.proposer.observe(ObservedStep(batch, observed, self._seen))
         self._batch = self._seen = None
-        rows_from = self.proposer.rows_from
-        results = tuple(replace(got, draft_rows_from=rows_from(got.request_id)) for got in results)
+        told = tuple(self._with_rows(got) for got in results)
         self._draft_s += self._now() - start_s
-        return StepResult(results, self._draft_s)
+        return StepResult(told, self._draft_s)
+
+    def _with_rows(self, got: SequenceResult) -> SequenceResult:
+        rows_from = self.proposer.rows_from(got.request_id)
+        return got if rows_from is None else replace(got, draft_rows_from=rows_from)
 
     def forget(self, request_id: str) -> None:
         self.proposer.forget(request_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_void_p
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -183,29 +184,34 @@ class NativeDeepseekV4(V4Base):
 
     def _step(self, batch: ForwardBatch) -> tuple[StepStruct, list[object]]:
         """The step's view for C, and what must stay alive while it is used."""
-        first = np.array(batch.cu_seqlens, dtype=np.int64)
-        context = np.array(batch.context_lens, dtype=np.int64)
-        total = context + first[1:] - first[:-1]
-        certain = total - np.array(batch.draft_lens, dtype=np.int64)
-        shared = np.array(batch.protected_lens or [0] * batch.num_seqs, dtype=np.int64)
-        seq_ids = np.repeat(np.arange(batch.num_seqs), first[1:] - first[:-1])
-        units = _units(batch)
-        arrays = [seq_ids, context, total, certain, first, shared, units]
-        keep: list[object] = [batch, *arrays]
+        first, context = batch.cu_seqlens, batch.context_lens
+        lens = [end - begin for begin, end in pairwise(first)]
+        total = [c + n for c, n in zip(context, lens, strict=True)]
+        certain = [t - d for t, d in zip(total, batch.draft_lens, strict=True)]
+        units = _units(first)
+        parts = {
+            "seq_ids": [b for b, n in enumerate(lens) for _ in range(n)],
+            "context": context,
+            "total": total,
+            "certain": certain,
+            "first_row": first,
+            "shared": batch.protected_lens or [0] * batch.num_seqs,
+            "units": units,
+        }
+        numbers = np.array([n for part in parts.values() for n in part], dtype=np.int64)
+        ends = accumulate(len(part) for part in parts.values())
+        starts = (end - len(part) for end, part in zip(ends, parts.values(), strict=True))
+        address = numbers.ctypes.data
         step = StepStruct(
             num_tokens=batch.num_tokens,
             num_seqs=batch.num_seqs,
             block_size=batch.block_size,
-            num_units=len(units),
+            num_units=len(units) // 3,
             token_ids=batch.token_ids.data_ptr(),
             positions=batch.positions.data_ptr(),
-            **{
-                name: array.ctypes.data
-                for name, array in zip(
-                    ("seq_ids", "context", "total", "certain", "first_row", "shared", "units"), arrays, strict=True
-                )
-            },
+            **{name: address + 8 * start for name, start in zip(parts, starts, strict=True)},
         )
+        keep: list[object] = [batch, numbers]
         for name, table in batch.tables.items():
             setattr(step, name, _table(table))
         return step, keep
@@ -309,14 +315,13 @@ class NativeDeepseekV4(V4Base):
         return self.compute_logits(self._collapse_rows(self._mtp[block].collapse, streams))
 
 
-def _units(batch: ForwardBatch) -> np.ndarray:
-    """[U, 3] int64: first row, number of rows, sequence; rows of a unit share decoded keys."""
-    units = []
-    for b in range(batch.num_seqs):
-        first, end = batch.cu_seqlens[b], batch.cu_seqlens[b + 1]
-        starts = np.arange(first, end, _UNIT_ROWS)
-        units.append(np.stack((starts, np.minimum(_UNIT_ROWS, end - starts), np.full_like(starts, b)), 1))
-    return np.concatenate(units).astype(np.int64)
+def _units(first: Sequence[int]) -> list[int]:
+    """[U x 3]: first row, number of rows, sequence; rows of a unit share decoded keys."""
+    units: list[int] = []
+    for b, (begin, end) in enumerate(pairwise(first)):
+        for row in range(begin, end, _UNIT_ROWS):
+            units += (row, min(_UNIT_ROWS, end - row), b)
+    return units
 
 
 def _table(table: GroupTable) -> TableStruct:
