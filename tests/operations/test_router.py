@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.operations.ops_fakes import make_request
@@ -17,7 +18,7 @@ from tokenmill.operations.router.registry import ROUTER_POLICIES, load_policy
 from tokenmill.operations.router.round_robin import RoundRobin
 
 
-@pytest.mark.parametrize("name", ["round_robin", "least_loaded"])
+@pytest.mark.parametrize("name", ["round_robin", "least_loaded", "kv_aware", "session", "cost_aware"])
 def test_built_in_policies_conform(name: str) -> None:
     check_router_policy(lambda seed: load_policy(name, seed))
 
@@ -105,9 +106,7 @@ def test_ties_of_least_loaded_are_spread_by_the_seed() -> None:
 
 
 def _renamed(snapshot: FleetSnapshot, name: str) -> object:
-    from dataclasses import replace
-
-    return replace(snapshot.members[0], worker_id=name)
+    return msgspec.structs.replace(snapshot.members[0], worker_id=name)
 
 
 def test_a_policy_of_a_separate_package_is_found_by_entry_point(

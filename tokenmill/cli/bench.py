@@ -15,6 +15,7 @@ from tokenmill.cli import (
     bench_peers,
     bench_predict,
     bench_quality,
+    bench_router,
     bench_serve,
     bench_speculation,
     bench_twin,
@@ -32,6 +33,7 @@ _FAMILIES = (
     bench_peers,
     bench_quality,
     bench_predict,
+    bench_router,
     bench_speculation,
     bench_twin,
 )

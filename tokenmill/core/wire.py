@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tokenmill.core.kv_events import KVEvents, KVSnapshot
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.request import Request, TokenDelta
 
@@ -61,7 +62,11 @@ class Introduce(msgspec.Struct, frozen=True, omit_defaults=True, tag="introduce"
     session: int | None = None
 
 
-ToWorker = Generate | Abort | Drain | Introduce
+class ReportCache(msgspec.Struct, frozen=True, tag="report_cache"):
+    """Send a KVSnapshot of the prefix cache now, and KVEvents of whatever changes in it from then on."""
+
+
+ToWorker = Generate | Abort | Drain | Introduce | ReportCache
 
 
 # -- frontend -> supervisor --
@@ -150,7 +155,7 @@ class WorkerExited(msgspec.Struct, frozen=True, tag="exited", kw_only=True):
     started_s: float | None = None
 
 
-ToFrontend = Hello | StepFrame | Goodbye | WorkerExited
+ToFrontend = Hello | StepFrame | Goodbye | WorkerExited | KVEvents | KVSnapshot
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_supervisor = msgspec.msgpack.Decoder(ToSupervisor).decode

@@ -58,6 +58,7 @@ class Ledger:
         max_tenants: int = 1024,
         max_ended: int = 64,
     ) -> None:
+        self.slo = slo
         self.num_refused_frames = 0
         self.num_unbilled_exits = 0
         self.spending = Spending()

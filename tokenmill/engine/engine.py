@@ -10,6 +10,7 @@ from tokenmill.core.request import FinishReason, Request, TokenDelta, check_prom
 from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
 from tokenmill.core.wire import WorkerStats
 from tokenmill.cost.shares import Rows, Share, StepSpans, bill_step
+from tokenmill.engine.kvcache.kv_log import KVLog
 from tokenmill.engine.runners.base import Runner
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.sequence import Sequence
@@ -210,6 +211,10 @@ class Engine:
             accepted_tokens_total=self._scheduler.drafts.num_accepted,
             accepted_at_total=tuple(self._scheduler.drafts.accepted_at),
         )
+
+    def open_cache_log(self) -> KVLog:
+        """Changes of the prefix cache, written down from the first call on."""
+        return self._scheduler.kv.open_log(self.card)
 
     def clear_cache(self) -> None:
         """Forget the prefix cache (running sequences keep their blocks)."""

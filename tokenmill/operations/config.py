@@ -24,6 +24,9 @@ class OperationsConfig(FrozenConfig):
     """
     workers                 worker processes per model
     router, router_seed     placement policy by registry name; the seed breaks its ties
+    kv_events               workers tell of their prefix caches where the policy wants to know; False: it is assumed
+                            from what they were sent
+    max_indexed_blocks      per model: most entries of the prefix index, about 100 bytes each
     max_queued_requests     per model: requests in flight beyond the seats (max_num_seqs) of its ready workers
     max_queued_tokens       per model: prompt tokens of requests without a first token yet (bounds memory too)
     request_timeout_s       from submission to last token
@@ -42,6 +45,8 @@ class OperationsConfig(FrozenConfig):
     workers: int = Field(default=1, ge=1)
     router: str = "round_robin"
     router_seed: int = 0
+    kv_events: bool = True
+    max_indexed_blocks: int = Field(default=4_000_000, ge=1)
     max_queued_requests: int = Field(default=1024, ge=0)
     max_queued_tokens: int = Field(default=4_000_000, ge=1)
     request_timeout_s: float = Field(default=3600.0, gt=0)

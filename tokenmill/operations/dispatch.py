@@ -7,6 +7,7 @@ The asyncio shell around it is dispatcher.py; the twin drives the same class on 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import msgspec
 
@@ -19,6 +20,7 @@ from tokenmill.core.errors import (
     WorkerLostError,
     from_code,
 )
+from tokenmill.core.kv_events import KVEvents, KVSnapshot
 from tokenmill.core.request import FinishReason, Request, TokenDelta
 from tokenmill.core.wire import (
     Abort,
@@ -26,6 +28,7 @@ from tokenmill.core.wire import (
     Goodbye,
     Hello,
     Introduce,
+    ReportCache,
     StepFrame,
     ToFrontend,
     Unresponsive,
@@ -42,7 +45,8 @@ from tokenmill.operations.fleet import Fleet, FrameOrigin
 from tokenmill.operations.health import Health, is_stalled, judge, stall_reason
 from tokenmill.operations.in_flight import Flight, InFlight
 from tokenmill.operations.members import FleetSnapshot, MemberState
-from tokenmill.operations.router.base import RouterPolicy
+from tokenmill.operations.router.base import Placement, RouterPolicy, reads_knowledge
+from tokenmill.operations.router.watch import RoutingWatch
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +78,14 @@ class DispatchCore:
         self._ledger = ledger
         self._rate = rate
         self._budgets = budgets or BudgetConfig()
+        self.watch: RoutingWatch | None = None  # somebody reads what it would know
+        if reads_knowledge(policy):
+            self.watch = RoutingWatch(
+                has_events=config.kv_events,
+                max_blocks=config.max_indexed_blocks,
+                usd_per_s=rate.usd_per_hour / 3600,
+                slo=ledger.slo,
+            )
         self._last_tick_s: float | None = None
         self._stalled: set[str] = set()
         self._calm_until_s: dict[str, float] = {}
@@ -140,6 +152,8 @@ class DispatchCore:
                 return self._goodbye(message, now_s)
             case WorkerExited():
                 return self._exited(message, now_s)
+            case KVEvents() | KVSnapshot():
+                return self._cache(message, now_s)
 
     def undeliverable(self, worker_id: str, incarnation: int, now_s: float) -> list[Action]:
         """The wire has no such peer (any more)."""
@@ -152,20 +166,34 @@ class DispatchCore:
         """Let time pass: deadlines, silence, waits. Call it several times a second, after reading the wire dry."""
         self._forgive(now_s)
         self._log_stalls(now_s)
-        return [*self._check_workers(now_s), *self._check_flights(now_s)]
+        if self.watch is not None:
+            self.watch.sweep()
+        return [*self._ask_caches(now_s), *self._check_workers(now_s), *self._check_flights(now_s)]
 
     def reprice(self, rate: DeviceRate) -> None:
         """Time reported from now on costs this much per worker."""
         self._rate = rate
         self._ledger.reprice(rate)
+        if self.watch is not None:
+            self.watch.reprice(rate.usd_per_hour / 3600)
 
     def health(self, now_s: float, failure: str | None = None) -> Health:
-        return judge(self.fleet.members(), self._config, now_s, is_draining=self.is_draining, failure=failure)
+        unaware = {} if self.watch is None else self.watch.unaware()
+        return judge(
+            self.fleet.members(),
+            self._config,
+            now_s,
+            is_draining=self.is_draining,
+            failure=failure,
+            unaware=unaware,
+        )
 
     def check_integrity(self) -> None:
         """Assert that the fleet's load is that of the requests in flight."""
         self.fleet.check_integrity()
         self.in_flight.check_integrity()
+        if self.watch is not None:
+            self.watch.check_integrity()
         for view in self.fleet.members():
             flights = self.in_flight.of_worker(view.worker_id)
             assert view.num_in_flight == len(flights), f"{view}: {len(flights)} in flight"
@@ -186,6 +214,9 @@ class DispatchCore:
             process_started_s=hello.process_started_s,
         )
         actions = self._evacuate(hello.worker_id, "was restarted", now_s)
+        if self.watch is not None:
+            self.watch.hello(hello)
+            actions += self._ask_caches(now_s)  # before it is given anything
         for flight in self.in_flight.waiting(hello.card.name):
             actions += self._place(flight, now_s)
         return actions
@@ -195,6 +226,8 @@ class DispatchCore:
         if origin is not FrameOrigin.UNKNOWN:
             self._ledger.step(frame)
         if origin is FrameOrigin.CURRENT:
+            if self.watch is not None:
+                self.watch.frame(frame)
             actions: list[Action] = []
             for delta in frame.deltas:
                 actions += self._delta(frame, delta, now_s)
@@ -231,6 +264,21 @@ class DispatchCore:
                 actions += self._wait(flight, now_s)
         return actions
 
+    def _cache(self, message: KVEvents | KVSnapshot, now_s: float) -> list[Action]:
+        if self.watch is None:
+            return []
+        self.watch.events(message)
+        return self._ask_caches(now_s)
+
+    def _ask_caches(self, now_s: float) -> list[Action]:
+        """Workers of whose cache something was missed, or nothing was told yet."""
+        actions: list[Action] = []
+        for worker_id in [] if self.watch is None else self.watch.wanted(now_s):
+            view = self.fleet.get(worker_id)
+            if view is not None and view.state in (MemberState.READY, MemberState.DRAINING):
+                actions.append(Send(worker_id, view.incarnation, ReportCache()))
+        return actions
+
     # -- tokens --
 
     def _delta(self, frame: StepFrame, delta: TokenDelta, now_s: float) -> list[Action]:
@@ -239,6 +287,8 @@ class DispatchCore:
             return []  # overrun of a request that was aborted or moved: billed, not shown
         if delta.error is not None and delta.error[0] == UnavailableError.code and not flight.has_started:
             return self._elsewhere(flight, "takes no new requests", now_s)
+        if self.watch is not None and flight.is_pending:
+            self.watch.computed(flight.request, delta)
         delta = merge_deltas(flight.held, delta)
         flight.held = None
         spent = None if delta.finish_reason is not None else self._must_stop(flight)
@@ -272,6 +322,8 @@ class DispatchCore:
     def _start(self, flight: Flight) -> None:
         if flight.worker_id is not None and flight.is_pending:
             self.fleet.first_token(flight.worker_id, flight.num_pending_tokens)
+            if self.watch is not None:
+                self.watch.settled(flight.request)
         self.in_flight.start(flight)
 
     # -- placing --
@@ -282,10 +334,13 @@ class DispatchCore:
         if not snapshot.members:
             return self._wait(flight, now_s)
         try:
-            worker_id = self._choose(flight.request, snapshot)
+            placement = self._choose(flight.request, snapshot)
         except TokenmillError as error:
             return self._stop_with(flight, error)
+        worker_id = placement.worker_id
         self.fleet.placed(flight.request.model)
+        if self.watch is not None:
+            self.watch.placed(flight.request, placement)
         self.in_flight.place(flight, worker_id)
         flight.send_index = self.fleet.given(worker_id, flight.num_pending_tokens, now_s)
         view = self.fleet.get(worker_id)
@@ -299,21 +354,24 @@ class DispatchCore:
         A worker gets stuck stall_timeout_s after its last progress: until the first of them can be, nobody looks.
         """
         snapshot = self.fleet.ready(model)
+        if self.watch is not None:
+            snapshot = replace(snapshot, knowledge=self.watch.of_model(model))
         if now_s < self._calm_until_s.get(model, 0.0):
             return snapshot
         well = tuple(view for view in snapshot.members if not is_stalled(view, self._config, now_s))
         if well and len(well) < len(snapshot.members):
-            return FleetSnapshot(model, snapshot.num_placed, well)
+            return FleetSnapshot(model, snapshot.num_placed, well, knowledge=snapshot.knowledge)
         if well:
             first_s = min((view.progress_s for view in well if view.num_in_flight), default=now_s)
             self._calm_until_s[model] = first_s + self._config.stall_timeout_s
         return snapshot
 
-    def _choose(self, request: Request, snapshot: FleetSnapshot) -> str:
+    def _choose(self, request: Request, snapshot: FleetSnapshot) -> Placement:
         """Ask the policy. It may be someone else's code: its failure costs this request, never the dispatcher."""
         name = type(self._policy).__name__
         try:
-            worker_id = self._policy.choose(request, snapshot).worker_id
+            placement = self._policy.choose(request, snapshot)
+            worker_id = placement.worker_id
         except Exception as error:
             _log.exception("router policy %s failed on request %s", name, request.request_id)
             raise InternalError(f"router policy {name} failed: {type(error).__name__}; see the server's log") from error
@@ -322,7 +380,7 @@ class DispatchCore:
         if not is_ready or (snapshot.order is None and chosen not in snapshot.members):
             possible = ", ".join(view.worker_id for view in snapshot.members)
             raise InternalError(f"router policy {name} chose worker {worker_id!r}; possible were {possible}")
-        return worker_id
+        return placement
 
     def _wait(self, flight: Flight, now_s: float) -> list[Action]:
         if not self.fleet.can_return(flight.request.model):
@@ -340,8 +398,10 @@ class DispatchCore:
     def _evacuate(self, worker_id: str, reason: str, now_s: float) -> list[Action]:
         """A life is over: its requests start over elsewhere if nobody saw anything of them, else they fail."""
         actions: list[Action] = []
+        if self.watch is not None:
+            self.watch.gone(worker_id)
         for flight in self.in_flight.of_worker(worker_id):
-            self.in_flight.unplace(flight)
+            self._unplace(flight)
             actions += self._retry(flight, f"worker {worker_id}: {reason}", now_s)
         return actions
 
@@ -351,8 +411,14 @@ class DispatchCore:
         assert worker_id is not None
         self.fleet.ended(worker_id, flight.num_pending_tokens)
         self.fleet.drain(worker_id, now_s)
-        self.in_flight.unplace(flight)
+        self._unplace(flight)
         return self._retry(flight, f"worker {worker_id}: {reason}", now_s)
+
+    def _unplace(self, flight: Flight) -> None:
+        """Its worker has it no longer."""
+        if self.watch is not None:
+            self.watch.settled(flight.request)
+        self.in_flight.unplace(flight)
 
     def _retry(self, flight: Flight, reason: str, now_s: float) -> list[Action]:
         if flight.has_started:
@@ -428,6 +494,8 @@ class DispatchCore:
     def _end(self, flight: Flight, reason: FinishReason) -> None:
         if flight.worker_id is not None:
             self.fleet.ended(flight.worker_id, flight.num_pending_tokens)
+        if self.watch is not None:
+            self.watch.settled(flight.request)
         self.in_flight.remove(flight)
         is_complete = reason in (FinishReason.STOP, FinishReason.LENGTH)
         self._ledger.finish(flight.request_id, is_complete=is_complete)

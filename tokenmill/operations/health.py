@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenmill.operations.config import OperationsConfig
@@ -29,12 +29,17 @@ def judge(
     *,
     is_draining: bool = False,
     failure: str | None = None,
+    unaware: Mapping[str, str] | None = None,
 ) -> Health:
-    """`failure`: the frontend itself is broken."""
+    """
+    failure  the frontend itself is broken
+    unaware  workers that are routed to without knowing their cache, and why
+    """
     stalled = [stall_reason(view, now_s) for view in members if is_stalled(view, config, now_s)]
     gone = [f"model {model}: no worker is left" for model in _models(members) if not _has_hope(members, model)]
     errors = [*([failure] if failure else []), *stalled, *gone]
     notes = [f"worker {view.worker_id}: {view.reason}" for view in members if view.reason]
+    notes += [f"worker {worker_id}: cache awareness lost ({why})" for worker_id, why in (unaware or {}).items()]
     if is_draining:
         notes.append("draining: no new requests")
     working = [view for view in members if view.state is MemberState.READY and not is_stalled(view, config, now_s)]

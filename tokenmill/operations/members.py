@@ -10,6 +10,7 @@ import msgspec
 
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.wire import WorkerStats
+from tokenmill.operations.router.knowledge import Knowledge
 
 
 class MemberState(StrEnum):
@@ -59,12 +60,14 @@ class FleetSnapshot:
 
     num_placed   requests of this model placed so far; lets a policy without memory take turns
     order        finds the least loaded without looking at all; None: nobody keeps one
+    knowledge    who holds which blocks, and how long steps take; None: nobody keeps it
     """
 
     model: str
     num_placed: int
     members: tuple[MemberView, ...]
     order: LeastFinder | None = field(default=None, compare=False, repr=False)
+    knowledge: Knowledge | None = field(default=None, compare=False, repr=False)
 
     def least_loaded(self) -> list[MemberView]:
         """The members tied for the lowest rank, in no order."""

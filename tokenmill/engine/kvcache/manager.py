@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tokenmill.core.cache_groups import CacheGroup, GroupKind
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.kv_events import KVFormat
+from tokenmill.core.model_card import ModelCard
 from tokenmill.core.step import BlockTable
+from tokenmill.engine.kvcache.kv_log import KVLog
 from tokenmill.engine.kvcache.pool import BlockPool
 
 
@@ -81,6 +85,19 @@ class KVCacheManager:
         }
         self._sequences: dict[str, _SequenceBlocks] = {}
         self._total_bytes = sum(g.bytes_per_block * num_blocks[g.name] for g in self.groups)
+        self._log: KVLog | None = None
+
+    def open_log(self, card: ModelCard) -> KVLog:
+        """From now on changes of the prefix cache are written down. What is cached already is forgotten: nobody
+        wrote down what precedes what."""
+        if self._log is None:
+            self.clear_cache()
+            rebuild_blocks = self._rebuild_blocks if self.retention_interval is None else None
+            self._log = KVLog(KVFormat.of(card, self.groups if self.enable_prefix_caching else (), rebuild_blocks))
+            for name, pool in self.pools.items():
+                if self._log.tells_of(name):
+                    pool.on_removed = partial(self._log.removed, name)
+        return self._log
 
     # -- prefix hits --
 
@@ -231,12 +248,19 @@ class KVCacheManager:
             if group.name in self._plain:
                 ids = blocks.ids[first - blocks.first : end - blocks.first]
                 self.pools[group.name].publish_all(ids, block_hashes[first:end])
+                self._write_down(group, block_hashes, first, end)
                 continue
             for index in range(first, end):
                 key = self._key(group, index, block_hashes, token_ids)
                 if key is not None and self._is_worth_keeping(group, index):
                     self.pools[group.name].publish(blocks.ids[index - blocks.first], key)
+                    self._write_down(group, block_hashes, index, index + 1)
         sequence.num_published = num_complete
+
+    def _write_down(self, group: CacheGroup, block_hashes: Sequence[bytes], first: int, end: int) -> None:
+        if self._log is not None and self._log.tells_of(group.name):
+            parent = block_hashes[first - 1] if first else None
+            self._log.stored(group.name, block_hashes[first:end], parent)
 
     def _is_worth_keeping(self, group: CacheGroup, index: int) -> bool:
         """Will a boundary that window states are kept for need this block?"""
@@ -281,7 +305,11 @@ class KVCacheManager:
 
     def clear_cache(self) -> None:
         for pool in self.pools.values():
+            told, pool.on_removed = pool.on_removed, None  # told at once below
             pool.clear_cache()
+            pool.on_removed = told
+        if self._log is not None:
+            self._log.cleared()
 
     def check_integrity(self) -> None:
         """Assert that pools are consistent and that references equal what the sequences hold."""
@@ -289,6 +317,8 @@ class KVCacheManager:
             pool.check_integrity()
             held = {block_id for s in self._sequences.values() for block_id in s.by_group[name].ids}
             assert len(held) == pool.num_active, f"group {name}: {pool.num_active} active, {len(held)} held"
+            if self._log is not None and self._log.tells_of(name):
+                assert self._log.held(name) == pool.published(), f"group {name}: the log of its blocks is wrong"
 
 
 def _rebuild_blocks(groups: Sequence[CacheGroup], block_size: int) -> int:

@@ -6,7 +6,7 @@ Only writer of block state. Not responsible for which sequence uses which block 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class BlockPool:
@@ -14,6 +14,8 @@ class BlockPool:
 
     A block's content may be published under a hash once it is complete; a published block whose last reference
     goes stays findable (cached) until its space is wanted.
+
+    on_removed   told of each hash under which nothing is found any more; None: nobody wants to know
     """
 
     def __init__(self, name: str, num_blocks: int) -> None:
@@ -26,6 +28,7 @@ class BlockPool:
         self._hash_of: list[bytes | None] = []
         self._block_of: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self.on_removed: Callable[[bytes], None] | None = None
 
     @property
     def num_available(self) -> int:
@@ -103,6 +106,8 @@ class BlockPool:
         assert block_hash is not None
         del self._block_of[block_hash]
         self._hash_of[block_id] = None
+        if self.on_removed is not None:
+            self.on_removed(block_hash)
 
     def clear_cache(self) -> None:
         """Forget all published content; active blocks stay with their sequences."""
@@ -110,6 +115,9 @@ class BlockPool:
             self._unpublish(block_id)
         self._free.extend(self._cached)
         self._cached.clear()
+
+    def published(self) -> set[bytes]:
+        return set(self._block_of)
 
     def check_integrity(self) -> None:
         """Assert that every block is in exactly one state and the content index is a bijection."""

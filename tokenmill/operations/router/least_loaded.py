@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import xxhash
-
 from tokenmill.core.request import Request
-from tokenmill.operations.members import FleetSnapshot, MemberView
+from tokenmill.operations.members import FleetSnapshot
 from tokenmill.operations.router.base import Placement
+from tokenmill.operations.router.candidates import break_tie
 
 
 class LeastLoaded:
@@ -17,10 +16,9 @@ class LeastLoaded:
 
     def choose(self, request: Request, snapshot: FleetSnapshot) -> Placement:
         tied = snapshot.least_loaded()
-        best = tied[0] if len(tied) == 1 else min(tied, key=lambda member: self._draw(request, member))
+        best = (
+            tied[0]
+            if len(tied) == 1
+            else min(tied, key=lambda member: break_tie(request, member.worker_id, self._seed))
+        )
         return Placement(best.worker_id, f"load {best.load}, {best.num_pending_tokens} prompt tokens pending")
-
-    def _draw(self, request: Request, member: MemberView) -> int:
-        """A tie-break that depends on seed, request and worker only: equal workers share requests evenly."""
-        tagged = f"{len(request.request_id)}:{request.request_id}{member.worker_id}"
-        return xxhash.xxh3_64_intdigest(tagged.encode(), self._seed)

@@ -13,6 +13,9 @@ ROUTER_POLICIES = Registry(
     {
         "round_robin": "tokenmill.operations.router.round_robin:RoundRobin",
         "least_loaded": "tokenmill.operations.router.least_loaded:LeastLoaded",
+        "kv_aware": "tokenmill.operations.router.kv_aware:KVAware",
+        "session": "tokenmill.operations.router.session:SessionAffinity",
+        "cost_aware": "tokenmill.operations.router.cost_aware:CostAware",
     },
 )
 

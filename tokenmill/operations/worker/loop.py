@@ -13,8 +13,20 @@ from tokenmill.core.clock import Clock
 from tokenmill.core.errors import TokenmillError, UnavailableError
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.request import FinishReason, Request, TokenDelta
-from tokenmill.core.wire import Abort, Drain, Generate, Goodbye, Hello, Introduce, StepFrame, ToWorker, WorkerStats
+from tokenmill.core.wire import (
+    Abort,
+    Drain,
+    Generate,
+    Goodbye,
+    Hello,
+    Introduce,
+    ReportCache,
+    StepFrame,
+    ToWorker,
+    WorkerStats,
+)
 from tokenmill.operations.config import OperationsConfig
+from tokenmill.operations.worker.cache_reports import CacheReports, Log
 from tokenmill.operations.worker.link import Link
 from tokenmill.operations.worker.meter import TimeMeter
 
@@ -46,6 +58,8 @@ class EngineLike(Protocol):
     def settled_s(self, now_s: float) -> float: ...
 
     def stats(self) -> WorkerStats: ...
+
+    def open_cache_log(self) -> Log: ...
 
     def check_integrity(self) -> None: ...
 
@@ -93,6 +107,7 @@ class WorkerLoop:
         self._clock = clock
         self._meter = TimeMeter(started_s)
         self._read_joules = read_joules
+        self._cache = CacheReports(worker_id, incarnation)
         self._joules = 0.0
         self._running: set[str] = set()
         self._refusals: list[TokenDelta] = []
@@ -193,6 +208,8 @@ class WorkerLoop:
                         self._start_over()
                 case Drain():
                     self._is_draining = True
+                case ReportCache():
+                    self._link.send(self._cache.begin(self._engine.open_cache_log()))
 
     def _number(self, message: Generate) -> None:
         """Take it if it is the next one; a second copy is none, and a gap means that some never came."""
@@ -271,6 +288,9 @@ class WorkerLoop:
             if delta.finish_reason is not None:
                 self._running.discard(delta.request_id)
         self._num_sent += 1
+        changes = self._cache.take()
+        if changes is not None:
+            self._link.send(changes)  # before the frame: what it tells of as computed is in the cache
         held_s = self._engine.held_s
         busy_s = max(0.0, interval.busy_s - (held_s - self._held_s))
         self._held_s = held_s
