@@ -6,6 +6,9 @@ MODEL ?= smollm2
 TORCH_INDEX ?=
 ARGS ?=
 
+# Of two models on one machine the default one has all cores, the small one needs no more than one.
+BESIDE = --set models.0.engine.num_threads=$$(getconf _NPROCESSORS_ONLN) --set models.1.engine.num_threads=1
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
@@ -18,8 +21,17 @@ help: ## this list
 
 setup: .venv/.ok ## create .venv and install tokenmill with its engine
 
-serve: .venv/.ok ## serve MODEL on 127.0.0.1:PORT (fetches the default model on first use)
+serve: .venv/.ok ## serve MODEL on 127.0.0.1:PORT (by default SmolLM2, fetched on first use, and v4-nano beside it)
+ifeq ($(MODEL),smollm2)
+	@if $(BIN)/tokenmill pull smollm2; then \
+	  exec $(BIN)/tokenmill serve smollm2 v4-nano $(BESIDE) --port $(PORT); \
+	else \
+	  echo "smollm2 cannot be fetched: serving v4-nano alone, the small model inside the package" >&2; \
+	  exec $(BIN)/tokenmill serve v4-nano --port $(PORT); \
+	fi
+else
 	$(BIN)/tokenmill serve $(MODEL) --port $(PORT)
+endif
 
 chat: .venv/.ok ## talk to MODEL in the terminal
 	$(BIN)/tokenmill chat $(MODEL)

@@ -26,33 +26,51 @@ _BPE_CHARS = {"code": 5_000_000, "manual": 500_000}
 _BPE_GENERATED_CHARS = 60_000
 
 
-def build(out: Path, train_chars: int, held_out_chars: int, vocab_size: int = VOCAB_SIZE) -> dict[str, object]:
-    """train_chars: of a domain with share 1; generated domains get their share of it, real ones all there is."""
-    trained = tokenizers.train(_tokenizer_texts(), vocab_size)
+def build(
+    out: Path,
+    train_chars: int,
+    held_out_chars: int,
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    real_chars: int = sys.maxsize,
+    tokenizer: Path | None = None,
+) -> dict[str, object]:
+    """train_chars: of all domains together, of which generated ones get their share; real ones are read whole, or up
+    to `real_chars`."""
+    out.mkdir(parents=True, exist_ok=True)
+    if tokenizer is None:
+        trained = tokenizers.train(_tokenizer_texts(real_chars), vocab_size)
+    else:
+        trained = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     tokenizers.save(trained, out / "tokenizer")
     counts: dict[str, dict[str, int]] = {}
     for domain in DOMAINS:
         counts[domain.name] = {
-            "train": _write(out, domain, "train", trained, int(train_chars * domain.share)),
+            "train": _write(out, domain, "train", trained, _train_chars(domain, train_chars, real_chars)),
             "held_out": _write(out, domain, "held_out", trained, held_out_chars),
         }
         print(domain.name, counts[domain.name], flush=True)
-    about: dict[str, object] = {"python": sys.version.split()[0], "vocab_size": vocab_size, "tokens": counts}
+    python, num_pieces = sys.version.split()[0], trained.get_vocab_size()
+    about: dict[str, object] = {"python": python, "vocab_size": num_pieces, "tokens": counts}
     (out / "corpus.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return about
 
 
-def _tokenizer_texts() -> list[str]:
+def _train_chars(domain: Domain, train_chars: int, real_chars: int) -> int:
+    return real_chars if domain.make is None else int(train_chars * domain.share)
+
+
+def _tokenizer_texts(real_chars: int) -> list[str]:
     texts: list[str] = []
     for domain in DOMAINS:
-        texts += documents(domain, "train", _BPE_CHARS.get(domain.name, _BPE_GENERATED_CHARS))
+        most = real_chars if domain.make is None else sys.maxsize
+        texts += documents(domain, "train", min(most, _BPE_CHARS.get(domain.name, _BPE_GENERATED_CHARS)))
     return texts
 
 
 def _write(out: Path, domain: Domain, split: str, tokenizer: Tokenizer, num_chars: int) -> int:
-    limit = num_chars if domain.make is not None or split == "held_out" else sys.maxsize
     ids: list[int] = []
-    source = documents(domain, split, limit)
+    source = documents(domain, split, num_chars)
     while texts := list(islice(source, 256)):
         marked = texts if domain.is_chat else [BOS + text + EOS for text in texts]
         for encoding in tokenizer.encode_batch_fast(marked, add_special_tokens=False):
@@ -66,9 +84,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--train-chars", type=int, default=45_000_000, help="of all domains together")
     parser.add_argument("--held-out-chars", type=int, default=150_000, help="of each domain")
+    parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer to use, e.g. tokenmill/models/v4_nano")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    build(args.out, args.train_chars, args.held_out_chars)
+    build(args.out, args.train_chars, args.held_out_chars, tokenizer=args.tokenizer)
 
 
 if __name__ == "__main__":

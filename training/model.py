@@ -18,6 +18,7 @@ from tokenmill.models.deepseek_v4.config import DeepseekV4Config
 from tokenmill.models.deepseek_v4.weights import Weights, allocate, destinations
 
 CONFIG_PATH = Path(__file__).with_name("config.json")
+_RELEASED_HEAD_DIM = 512
 #: Tensors that the released checkpoints keep in float32, by the last part of their name.
 _WIDE = ("attn_sink", "ape", "bias", "fn", "base", "scale")
 
@@ -41,6 +42,10 @@ def _initialise(name: str, tensor: Tensor, config: DeepseekV4Config, generator: 
     if leaf == "tid2eid":
         order = torch.rand(tensor.shape[0], config.n_routed_experts, generator=generator).argsort(-1)
         tensor.copy_(order[:, : tensor.shape[1]])
+    elif leaf == "kv_norm" or name.endswith("attn.compressor.norm.weight"):
+        # Queries and keys are normalised, so a score is at most sqrt(head_dim) x this: as sharp as in the released
+        # models, whose heads are 512 wide. With 1.0 narrow heads stay diffuse and copying is not learnt.
+        tensor.fill_((_RELEASED_HEAD_DIM / config.head_dim) ** 0.5)
     elif leaf.endswith("norm"):
         tensor.fill_(1.0)
     elif leaf in ("attn_sink", "bias", "ape"):

@@ -18,7 +18,7 @@ _NUM_ITERATIONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    muon: float = 0.01
+    muon: float = 0.014
     adam: float = 0.002
     embedding: float = 0.006
     muon_decay: float = 0.05

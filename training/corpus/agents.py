@@ -6,6 +6,7 @@ A file that was read comes back whole with one line changed, so most of what the
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -35,16 +36,18 @@ TOOLS = [
 ]
 
 
-def transcript(rng: Random, num_tasks: int | None = None) -> str:
+def transcript(rng: Random, num_tasks: int | None = None, sources: Sequence[str] | None = None) -> str:
+    """sources: functions to work on; None: those of the training files."""
+    sources = functions() if sources is None else sources
     messages: list[Message] = [{"role": "system", "content": _SYSTEM}]
     for _ in range(num_tasks or rng.randint(1, 3)):
-        messages += _task(rng)
+        messages += _task(rng, sources)
     return render(messages, TOOLS, thinking=rng.random() < 0.5)
 
 
-def _task(rng: Random) -> list[Message]:
+def _task(rng: Random, sources: Sequence[str]) -> list[Message]:
     folder, name = rng.choice(("src", "lib", "app", "core")), f"{rng.choice(THINGS)}_{rng.choice(JOBS)}.py"
-    path, text = f"{folder}/{name}", rng.choice(functions())
+    path, text = f"{folder}/{name}", rng.choice(sources)
     old, new, after = edited(rng, text)
     passed = rng.randint(3, 60)
     return [

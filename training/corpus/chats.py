@@ -48,10 +48,10 @@ def chat(rng: Random) -> str:
 
 
 def tool_chat(rng: Random) -> str:
-    """One to three requests, each needing a call; most often one tool is declared."""
-    tools = rng.sample(TOOLS, 1 if rng.random() < 0.6 else rng.randint(2, 4))
+    """One to four requests, each needing a call; most often one tool is declared."""
+    tools = rng.sample(TOOLS, 1 if rng.random() < 0.7 else rng.randint(2, 4))
     messages = _system(rng, 0.4)
-    for _ in range(1 if rng.random() < 0.6 else rng.randint(2, 3)):
+    for _ in range(rng.randint(1, 4)):
         tool = rng.choice(tools)
         messages += tool_exchange(rng, tool, tool.make(rng))
     return render(messages, [tool.schema() for tool in tools], thinking=rng.random() < 0.5)

@@ -62,16 +62,19 @@ def manual() -> tuple[str, ...]:
 
 @cache
 def functions() -> tuple[str, ...]:
-    """Functions and methods of the training files, 6 to 40 lines, dedented."""
-    found = []
-    for text in training_files().values():
-        lines = text.splitlines()
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef) and node.end_lineno and 6 <= node.end_lineno - node.lineno <= 40:
-                indent = node.col_offset
-                body = [line[indent:] for line in lines[node.lineno - 1 : node.end_lineno]]
-                found.append("\n".join(body))
-    return tuple(found)
+    """Of the training files."""
+    return tuple(function for text in training_files().values() for function in functions_of(text))
+
+
+def functions_of(text: str) -> list[str]:
+    """Functions and methods of a module, 6 to 40 lines, dedented."""
+    lines, found = text.splitlines(), []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.end_lineno and 6 <= node.end_lineno - node.lineno <= 40:
+            indent = node.col_offset
+            body = [line[indent:] for line in lines[node.lineno - 1 : node.end_lineno]]
+            found.append("\n".join(body))
+    return found
 
 
 def edited(rng: Random, text: str) -> tuple[str, str, str]:

@@ -14,6 +14,7 @@ from training.corpus.agents import transcript
 from training.corpus.chats import chat, tool_chat
 from training.corpus.copies import copy_task
 from training.corpus.records import records
+from training.corpus.repeats import repeats
 from training.corpus.stories import story
 from training.corpus.sums import sums
 
@@ -33,15 +34,16 @@ class Domain:
 
 
 DOMAINS = (
-    Domain("code", 0.46, None),
-    Domain("manual", 0.04, None),
-    Domain("stories", 0.08, story),
-    Domain("sums", 0.03, sums),
-    Domain("records", 0.04, records),
-    Domain("chat", 0.09, chat, is_chat=True),
+    Domain("code", 0.56, None),
+    Domain("manual", 0.02, None),
+    Domain("stories", 0.05, story),
+    Domain("sums", 0.01, sums),
+    Domain("records", 0.02, records),
+    Domain("chat", 0.06, chat, is_chat=True),
     Domain("tools", 0.10, tool_chat, is_chat=True),
-    Domain("agents", 0.10, transcript, is_chat=True),
-    Domain("copies", 0.06, copy_task),
+    Domain("agents", 0.07, transcript, is_chat=True),
+    Domain("copies", 0.05, copy_task),
+    Domain("repeats", 0.06, repeats),
 )
 
 
