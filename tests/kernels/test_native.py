@@ -135,6 +135,7 @@ def test_every_instruction_set_gives_the_same_integers_and_close_floats():
         assert torch.allclose(outs[isa], outs["native"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.timeout(180)  # compiles twice
 def test_the_build_is_kept_and_its_key_names_what_it_depends_on(tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
     first = build()
