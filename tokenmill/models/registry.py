@@ -18,6 +18,7 @@ from tokenmill.core.errors import CheckpointError, ConfigError
 from tokenmill.core.registry import Registry
 from tokenmill.kernels.select import Choice, Kernels, select_kernels
 from tokenmill.models.base import Model
+from tokenmill.models.quantization.checkpoint import expand_quantized
 from tokenmill.models.weights import Checkpoint, open_checkpoint
 
 MODELS = Registry(
@@ -108,7 +109,7 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not possible: choose {' or '.join(DTYPES)}")
-    checkpoint = open_checkpoint(path)
+    checkpoint = expand_quantized(open_checkpoint(path))
     build = find_builder(checkpoint)
     kernels = select_kernels(
         deterministic=deterministic, dtype=DTYPES[dtype], backend=backend, weight_format=weight_format
