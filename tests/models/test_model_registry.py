@@ -48,8 +48,8 @@ def test_malformed_architectures_are_refused(tmp_path, names):
 
 def test_settings_of_another_model_are_refused(tmp_path):
     folder = write_tiny_llama(tmp_path)
-    with pytest.raises(ConfigError, match="kv_cache_dtype means nothing to this model: possible: none"):
-        load_model(folder, extra={"kv_cache_dtype": "fp8_e4m3"})
+    with pytest.raises(ConfigError, match="index_cache_dtype means nothing to this model: possible: kv_cache_dtype"):
+        load_model(folder, extra={"index_cache_dtype": "fp4"})
 
 
 def test_kernels_are_visible(tmp_path):
