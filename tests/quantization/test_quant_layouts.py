@@ -19,7 +19,7 @@ PAIRS = [(layout, scheme) for layout, schemes in _WRITABLE.items() for scheme in
 @pytest.mark.parametrize(("layout", "scheme"), PAIRS)
 def test_written_and_read_back_is_the_same(layout, scheme):
     weight = torch.randn(160, 192, generator=torch.Generator().manual_seed(1))
-    q = quantize(weight, scheme, per_tensor=layout == "modelopt")
+    q = quantize(weight, scheme)
     back = from_parts("m", to_parts(q, layout))
     assert back.scheme == scheme and back.shape == (160, 192)
     assert torch.allclose(back.dequantize(), q.dequantize(), rtol=2e-7, atol=0)

@@ -15,6 +15,7 @@ from tokenmill.cli import (
     generate,
     models,
     pull,
+    quantize,
     recipe,
     run_batch,
     serve,
@@ -34,7 +35,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_root)
     serve.add_to(app)
-    for module in (chat, generate, run_batch, pull, models, doctor, calibrate, simulate, top):
+    for module in (chat, generate, run_batch, pull, models, quantize, doctor, calibrate, simulate, top):
         module.add_to(app)
     app.add_typer(bench.build_app(), name="bench")
     app.add_typer(cost.build_app(), name="cost")

@@ -39,7 +39,7 @@ class TensorInfo:
 
 
 class SafetensorsFile:
-    """`tensors` by name; `header` the raw header bytes; `size_bytes` of the whole file."""
+    """`tensors` by name; `header` the raw header bytes; `metadata` what its writer noted; `size_bytes` of the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class SafetensorsFile:
         header = self._map[8 : 8 + length]
         try:
             entries: dict[str, Any] = json.loads(header)
-            entries.pop("__metadata__", None)
+            self.metadata: dict[str, str] = entries.pop("__metadata__", None) or {}
             return header, {name: self._info(name, entry, 8 + length) for name, entry in entries.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._broken(f"its header cannot be read ({type(error).__name__}: {error})") from None

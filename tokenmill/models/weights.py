@@ -19,6 +19,7 @@ from tokenmill.models.safetensors_file import SafetensorsFile
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_NIBBLE_ORDER = "even_low"  # of packed four-bit codes: the even input in the low nibble
 _WHOLE_BYTES = 2**16  # tensors up to this size are digested whole
 _SAMPLE_BYTES = 1024  # of larger ones: begin, middle, end
 
@@ -82,7 +83,14 @@ class FolderCheckpoint:
         absent = [name for name in names if "/" in name or not (self.path / name).is_file()]
         if absent:
             raise CheckpointError(f"{self.path / _INDEX} names files that are not there: {listed(absent)}")
-        return {name: SafetensorsFile(self.path / name) for name in names}
+        files = {name: SafetensorsFile(self.path / name) for name in names}
+        for file in files.values():
+            order = file.metadata.get("nibble_order", _NIBBLE_ORDER)
+            if order != _NIBBLE_ORDER:
+                raise CheckpointError(
+                    f"{file.path}: nibble_order is {order!r}: possible: {_NIBBLE_ORDER}; convert it anew"
+                )
+        return files
 
     def _is_sharded(self) -> bool:
         return (self.path / _INDEX).is_file()

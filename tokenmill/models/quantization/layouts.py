@@ -23,14 +23,14 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 #: ignored: both are quantised here by their own values while they are computed.
 PART_ENDINGS = (
     "weight_packed", "weight_scale", "weight_scale_2", "weight_scale_inv", "weight_global_scale", "weight_shape",
-    "weight_zero_point", "weight_g_idx",
+    "weight_zero_point", "weight_g_idx", "pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b",
 )  # fmt: skip
 IGNORED_ENDINGS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "q_scale", "output_scale")
 #: One of these makes a module quantised.
 _MARKS = ("weight_packed", "weight_scale", "weight_scale_inv")
 
 _WRITABLE: dict[Layout, tuple[Scheme, ...]] = {
-    "modelopt": ("nvfp4", "fp8"),
+    "modelopt": ("nvfp4",),  # its other formats hold scales of activations as well, which need calibration
     "compressed-tensors": ("nvfp4", "mxfp4", "fp8_block", "fp8", "int8", "int4"),
 }
 
@@ -52,11 +52,11 @@ def check_writable(layout: Layout, scheme: Scheme) -> None:
 
 def from_parts(module: str, parts: Mapping[str, Tensor]) -> QuantizedTensor:
     """parts: the module's tensors by their endings. CheckpointError names what does not fit together."""
-    for ending in ("weight_zero_point", "weight_g_idx"):
+    for ending in PART_ENDINGS[-5:]:
         if ending in parts:
             raise CheckpointError(
-                f"{module}.{ending}: weights with zero points or permuted groups cannot be read: "
-                "possible are symmetric weights in their own order; convert the model anew"
+                f"{module}.{ending}: weights with zero points, permuted groups, scaled inputs or a low-rank rest "
+                "cannot be read: possible are symmetric weights in their own order; convert the model anew"
             )
     found = _packed(module, parts) if "weight_packed" in parts else _plain_name(module, parts)
     if found is None:
@@ -174,8 +174,6 @@ def to_parts(weight: QuantizedTensor, layout: Layout) -> dict[str, Tensor]:
     if weight.scheme == "int4":
         shape = torch.tensor(weight.shape, dtype=torch.int64)
         return {"weight_packed": codes.view(torch.int32), "weight_scale": scale, "weight_shape": shape}
-    if weight.scheme == "fp8" and layout == "modelopt":
-        scale = scale.reshape(())
     return {"weight": codes, "weight_scale": scale}
 
 
