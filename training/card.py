@@ -4,6 +4,7 @@
     python -m training.card --model build/v4-nano/model --corpus build/corpus --log build/v4-nano/log.jsonl \\
         --quality build/quality.json
 
+An event {"step": ..., "note": ...} in the log is told on the card.
 Not responsible for: measuring (tokenmill/bench/quality.py, ngram.py).
 """
 
@@ -49,8 +50,8 @@ def _head(config: dict[str, Any]) -> str:
     return f"""# v4-nano
 
 A DeepSeek V4 in {count_parameters(weights) / 1e6:.2f} million parameters, trained by this repository (`training/`) to
-make every feature of the architecture real and measurable on a laptop. It writes small stories, calls simple tools and
-continues Python code; it knows next to nothing.
+make every feature of the architecture real and measurable on a laptop. It was trained on small stories, chats, simple
+tool calls and Python code, and knows next to nothing; below is how far it came.
 
 | | |
 |---|---|
@@ -65,6 +66,11 @@ continues Python code; it knows next to nothing.
 | weights | bfloat16, hub tensor names; transformers' `deepseek_v4` gives the same logits |
 | licence | Apache-2.0, as the repository |
 """
+
+
+def _mean(steps: list[dict[str, Any]], name: str) -> float:
+    values = [step[name] for step in steps[-10:]]
+    return sum(values) / len(values)
 
 
 def _float32() -> Any:
@@ -136,13 +142,16 @@ def _training(events: list[dict[str, Any]], about: dict[str, Any]) -> str:
         f"{last['step']} steps of {tokens // last['step']} tokens ({tokens / 1e6:.1f} million), seed {run['seed']}, on",
         f"rows of {run['length']} tokens, in the last {run['long_steps']} steps of {run['long_length']}; two processes",
         "on two cores that were shared with other work; products in bfloat16.",
-        f"Last losses: {last['loss']:.3f} next token, {last['mtp']:.3f} token after next (nats).",
+        f"Mean losses of the last steps logged, in nats over the mixture: {_mean(steps, 'loss'):.3f} next token,",
+        f"{_mean(steps, 'mtp'):.3f} token after next.",
         "Muon for matrices, AdamW for the rest; warm-up, constant, linear to zero; router biases balance the experts;",
         "the indexer learns to rank entries as attention does.",
         "",
     ]
-    if len(runs) > 1:
-        parts += [f"Interrupted and resumed at steps {', '.join(str(r['from_step']) for r in runs[1:])}.", ""]
+    notes = [f"- step {event['step']}: {event['note']}" for event in events if "note" in event]
+    if notes:
+        parts += ["Changed by hand on the way, so that one run of the command does not give these very weights:", ""]
+        parts += [*notes, ""]
     rows = [f"| {name} | {n['train'] / 1e6:.2f} |" for name, n in about["tokens"].items()]
     data = [
         f"Data: Python {about['python']}'s library and manual (PSF licence; read where Python is installed, not stored",
