@@ -307,6 +307,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--initial", type=Path, help="folder of a model to begin with")
+    parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--cooldown", type=float, default=0.4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)

@@ -37,14 +37,14 @@ def test_two_processes_learn(corpus: Path, small_config: dict, tmp_path: Path) -
     config = tmp_path / "config.json"
     config.write_text(json.dumps(small_config))
     out = tmp_path / "out"
-    sizes = ["--rows", "4", "--length", "128", "--steps", "14"]
+    sizes = ["--rows", "4", "--length", "128", "--warmup", "2", "--steps", "40"]
     command = [sys.executable, "-m", "training.train", "--corpus", corpus, "--out", out, "--config", config, *sizes]
     environ = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environ, capture_output=True, text=True, timeout=140)
     assert done.returncode == 0, done.stderr
     steps = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     losses = [step["loss"] for step in steps if "loss" in step]
-    assert losses[0] > 6 and losses[-1] < losses[0] - 1, losses
+    assert losses[0] > 6 and losses[-1] < losses[0] - 0.5, losses
     loaded = load_model(out / "model", dtype="float32", extra={"mtp": "on"})
     assert loaded.model.num_mtp == 1 and loaded.tokenizer_path is not None
 
