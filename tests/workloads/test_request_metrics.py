@@ -58,8 +58,18 @@ def test_failed_requests_are_counted_apart() -> None:
     assert (report["num_good_requests"], report["num_good_tokens"]) == (1, 3)
     assert report["goodput_tokens_per_s"] == pytest.approx(3 / 5)
     assert report["slo"] == "ttft=1000ms,tpot=300ms"
-    assert report["good_share"] == 0.5 and report["slo_met_p99"] is False
+    assert report["good_share"] == pytest.approx(1 / 3) and report["slo_met_p99"] is False
     assert summarise([QUICK, SLOW], SLO(ttft_s=2.1))["slo_met_p99"] is True
+
+
+def test_a_failed_request_met_no_objective() -> None:
+    slo = SLO(ttft_s=1.0)
+    assert summarise([QUICK] * 99 + [FAILED], slo)["slo_met_p99"] is True
+    report = summarise([QUICK] * 49 + [FAILED], slo)
+    assert report["slo_met_p99"] is False and report["good_share"] == pytest.approx(0.98)
+    report = summarise([FAILED], slo)
+    assert report["slo_met_p99"] is False and report["good_share"] == 0
+    assert summarise([], slo)["slo_met_p99"] is summarise([], slo)["good_share"] is None
 
 
 def test_report_of_nothing_has_no_rates() -> None:

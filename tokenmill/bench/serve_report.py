@@ -123,7 +123,9 @@ def _problems(report: dict[str, Any], result: LoadResult) -> list[str]:
     if report["num_ok"] == 0:
         problems.append("no request succeeded: there is nothing to measure")
     if report["num_failed"]:
-        problems.append(f"{report['num_failed']} of {report['num_requests']} requests failed and count in no figure")
+        problems.append(
+            f"{report['num_failed']} of {report['num_requests']} requests failed and are in no latency or throughput"
+        )
     if report["num_abandoned_turns"]:
         problems.append(f"{report['num_abandoned_turns']} turns were not sent because one before them failed")
     if report["num_without_usage"]:

@@ -152,7 +152,7 @@ def _retention_table(retention: dict[str, Any]) -> None:
 def _goodput_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     if result["slo"] is None:
         return []
-    share = result["num_good_requests"] / max(1, result["num_requests"])
+    share = result["good_share"] or 0.0
     return [
         (f"goodput under {result['slo']} ({result['slo_source']}) (tok/s)", _number(result["goodput_tokens_per_s"])),
         ("good requests; objectives met at p99", f"{share:.0%}; {'yes' if result['slo_met_p99'] else 'no'}"),

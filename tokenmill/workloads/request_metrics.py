@@ -1,7 +1,7 @@
 """The report over the requests of a run: counts, rates, latencies, goodput, and checks that they agree. Pure.
 
-Failed requests are counted apart and never enter a latency or a throughput. Not responsible for: money (report_cost),
-one request (request_record), which part of a run is steady (steady).
+Failed requests are counted apart and never enter a latency or a throughput; they meet no objective. Not responsible
+for: money (report_cost), one request (request_record), which part of a run is steady (steady).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def summarise(records: Sequence[RequestRecord], slo: SLO | None) -> dict[str, ob
     report |= throughput(token_counts(ok), len(ok), duration_s)
     report |= latencies(ok)
     report["tput_per_user"] = tput_per_user(ok)
-    return report | _goodput(ok, slo, duration_s)
+    return report | _goodput(ok, len(records), slo, duration_s)
 
 
 def latencies(ok: Sequence[RequestRecord]) -> dict[str, object]:
@@ -88,7 +88,7 @@ def throughput(counts: dict[str, float], num_ok: float, duration_s: float) -> di
     return report | {"request_tput_per_s": rate(num_ok, duration_s)}
 
 
-def _goodput(ok: Sequence[RequestRecord], slo: SLO | None, duration_s: float) -> dict[str, object]:
+def _goodput(ok: Sequence[RequestRecord], num_requests: int, slo: SLO | None, duration_s: float) -> dict[str, object]:
     if slo is None:
         return {"slo": None}
     num_good, num_tokens = good_tokens(ok, slo)
@@ -96,17 +96,19 @@ def _goodput(ok: Sequence[RequestRecord], slo: SLO | None, duration_s: float) ->
         "slo": str(slo),
         "num_good_requests": num_good,
         "num_good_tokens": num_tokens,
-        "good_share": num_good / len(ok) if ok else None,
-        "slo_met_p99": _is_met_at_p99(ok, slo),
+        "good_share": num_good / num_requests if num_requests else None,
+        "slo_met_p99": _is_met_at_p99(ok, num_requests, slo),
         "goodput_requests_per_s": rate(num_good, duration_s),
         "goodput_tokens_per_s": rate(num_tokens, duration_s),
     }
 
 
-def _is_met_at_p99(ok: Sequence[RequestRecord], slo: SLO) -> bool | None:
-    """Each objective against the 99th percentile of its figure; None: nothing was measured."""
-    if not ok:
+def _is_met_at_p99(ok: Sequence[RequestRecord], num_requests: int, slo: SLO) -> bool | None:
+    """Each objective against the 99th percentile of its figure, failures above 1 % miss all; None: nothing was sent."""
+    if not num_requests:
         return None
+    if num_requests - len(ok) > 0.01 * num_requests:
+        return False
     p99 = [spread(name, [v for r in ok if (v := getattr(r, name)) is not None])[f"{name}_p99"] for name in _OBJECTIVES]
     return slo.is_met(*p99)
 
