@@ -143,14 +143,39 @@ def test_death_before_the_first_token_moves_the_request() -> None:
     core.check_integrity()
 
 
-def test_death_after_the_first_token_is_a_retryable_error() -> None:
-    core = make_core(workers=("w0", "w1"))
+def test_without_migration_death_after_the_first_token_is_a_retryable_error() -> None:
+    core = make_core(OperationsConfig(migration=False), workers=("w0", "w1"))
     (sent,) = core.submit(make_request("r"), 1.0)
     core.handle(make_frame(sent.worker_id, 0, tokens("r", 1)), 1.1)
     error = error_of(core.handle(make_exit(sent.worker_id), 1.2))
     assert isinstance(error, WorkerLostError) and error.retryable
     assert "exit code -9" in error.message and "r" in error.message
     core.check_integrity()
+
+
+def test_death_after_the_first_token_moves_what_is_left_of_the_answer() -> None:
+    """Dynamo fails such streams by default; ours go on behind the tokens that went out, their prompt pending again."""
+    core = make_core(workers=("w0", "w1"))
+    request = make_request("r", num_tokens=30)
+    (sent,) = core.submit(request, 1.0)
+    other = {"w0": "w1", "w1": "w0"}[sent.worker_id]
+    first = TokenDelta(request_id="r", token_ids=(1,), num_cached_tokens=16, queue_s=0.5)
+    assert core.handle(make_frame(sent.worker_id, 0, first), 1.1) == [Deliver("r", first)]
+    core.handle(make_frame(sent.worker_id, 0, tokens("r", 2, 3)), 1.2)
+    (moved,) = core.handle(make_exit(sent.worker_id), 1.3)
+    assert (moved.worker_id, moved.message.request.output_token_ids) == (other, [1, 2, 3])
+    assert core.num_migrations == 1 and core.in_flight.load("m").num_pending_tokens == 30
+    core.check_integrity()
+    assert core.handle(make_frame(sent.worker_id, 0, tokens("r", 4)), 1.4) == [], "of the dead life: drawn again"
+    again = TokenDelta(request_id="r", token_ids=(4,), num_cached_tokens=0, queue_s=0.1)
+    assert core.handle(make_frame(other, 0, again), 1.5) == [Deliver("r", tokens("r", 4))]
+    core.check_integrity()
+    core.handle(make_exit(other), 1.6)
+    core.check_integrity()
+    (once_more,) = core.handle(make_hello(sent.worker_id, 1), 2.0)
+    assert once_more.message.request.output_token_ids == [1, 2, 3, 4]
+    error = error_of(core.handle(make_exit(sent.worker_id, 1), 2.1))
+    assert isinstance(error, WorkerLostError) and "3 workers were tried" in error.message
 
 
 def test_the_only_worker_dies_and_its_request_waits_for_the_restart() -> None:

@@ -67,7 +67,7 @@ class Life:
                             )
                         )
                     else:
-                        self.progress[request_id] = 0
+                        self.progress[request_id] = len(message.request.output_token_ids)
                 case Abort():
                     self.progress.pop(message.request_id, None)
                 case Introduce():

@@ -214,9 +214,9 @@ def test_a_reader_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_worker_that_says_goodbye_loses_started_requests(tmp_path: Path) -> None:
+def test_without_migration_a_worker_that_says_goodbye_loses_started_requests(tmp_path: Path) -> None:
     async def main() -> None:
-        async with bench(tmp_path, step_s=0.01) as b:
+        async with bench(tmp_path, step_s=0.01, migration=False) as b:
             deltas = b.dispatcher.generate(make_request("r", max_tokens=4000))
             first = await anext(deltas)
             assert first.token_ids[0] == 5

@@ -52,7 +52,7 @@ def wait_life(fleet: Fleet, **incarnations: int) -> None:
 
 
 def test_kill_in_mid_stream(fleet: Fleet) -> None:
-    """Streams of the dead worker end with a retryable error and no wrong token; the others do not notice."""
+    """Streams of the dead worker go on elsewhere, without a wrong, repeated or lost token; the others do not notice."""
     frontend, victim = fleet.pid_of("frontend"), fleet.pid_of("w0")
 
     async def main() -> list[Answer]:
@@ -67,10 +67,8 @@ def test_kill_in_mid_stream(fleet: Fleet) -> None:
     answers = asyncio.run(main())
     for answer in answers:
         answer.assert_counts()
-    lost = [answer for answer in answers if answer.error is not None]
-    whole = [answer for answer in answers if answer.error is None]
-    assert {len(answer.ids) for answer in whole} == {200} and len(whole) >= 4
-    assert {(a.error["code"], a.error["retryable"]) for a in lost} <= {("worker_lost", True)}
+    assert [answer.error for answer in answers] == [None] * 8
+    assert {len(answer.ids) for answer in answers} == {200}
     assert fleet.pid_of("frontend") == frontend, "the frontend stays up"
     wait_life(fleet, w0=1)
     assert fleet.pid_of("w0") != victim

@@ -114,6 +114,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     eos_token_ids    ids that end the text unless ignore_eos
     block_hashes     digests of the prompt's full blocks, computed once at the door (core/kv_hashes)
     grammar          what the output must keep to
+    output_token_ids  what another worker has drawn for it before it was lost: this one goes on behind them, as if it
+                     had drawn them itself
     prediction_token_ids  what the client expects the output to look like; a hint, never a promise
     tenant, session_id    who pays, and the agent conversation it belongs to; None: not told
     parent_session_id     of a sub-agent: the session that started this one
@@ -137,6 +139,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     budget_usd: float | None = None
     grammar: Grammar | None = None
     prediction_token_ids: list[int] = []
+    output_token_ids: list[int] = []
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -68,7 +68,7 @@ class Engine:
             request=request,
             max_tokens=max_tokens,
             arrival_order=self._num_added,
-            token_ids=list(request.prompt_token_ids),
+            token_ids=[*request.prompt_token_ids, *request.output_token_ids],
             block_hashes=list(request.block_hashes),
         )
         self._num_added += 1
@@ -93,6 +93,8 @@ class Engine:
 
     def _check_token_ids(self, request: Request) -> None:
         ids = request.prompt_token_ids
+        if request.output_token_ids:
+            ids = ids + request.output_token_ids
         if ids and not (min(ids) >= 0 and max(ids) < self.card.vocab_size):
             bad = next(i for i in ids if not 0 <= i < self.card.vocab_size)
             raise BadRequestError(

@@ -88,6 +88,8 @@ class SkippingEngine(Engine):
         if request.grammar is not None or sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             raise CapabilityError("the twin has neither grammars nor logprobs: ask for plain text")
         super().add(request)
+        if request.output_token_ids:
+            self._told[request.request_id] = len(request.prompt_token_ids) + len(request.output_token_ids)
 
     def _check_token_ids(self, request: Request) -> None:
         """Prompts that share one list of ids are looked at once."""

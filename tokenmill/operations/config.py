@@ -32,6 +32,8 @@ class OperationsConfig(FrozenConfig):
     request_timeout_s       from submission to last token
     worker_wait_timeout_s   how long a request that lost its worker before its first token waits for another
     max_attempts            workers a request may be given to before it is suspected of killing them
+    migration               an answer whose worker is lost half-way goes on elsewhere, behind the tokens that went out;
+                            False: it fails
     max_unread_tokens       tokens (and logprob entries) a stream may hold for a consumer that does not read
     heartbeat_interval_s    an idle worker reports this often
     heartbeat_timeout_s     a worker silent for this long is lost; must exceed the longest engine step
@@ -52,6 +54,7 @@ class OperationsConfig(FrozenConfig):
     request_timeout_s: float = Field(default=3600.0, gt=0)
     worker_wait_timeout_s: float = Field(default=30.0, ge=0)
     max_attempts: int = Field(default=3, ge=1)
+    migration: bool = True
     max_unread_tokens: int = Field(default=65_536, ge=1)
     heartbeat_interval_s: float = Field(default=0.5, gt=0)
     heartbeat_timeout_s: float = Field(default=60.0, gt=0)

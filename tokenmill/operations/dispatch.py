@@ -73,6 +73,7 @@ class DispatchCore:
         self.fleet = Fleet()
         self.in_flight = InFlight()
         self.is_draining = False
+        self.num_migrations = 0
         self._config = config
         self._policy = policy
         self._ledger = ledger
@@ -289,6 +290,8 @@ class DispatchCore:
             return self._elsewhere(flight, "takes no new requests", now_s)
         if self.watch is not None and flight.is_pending:
             self.watch.computed(flight.request, delta)
+        if flight.token_ids and delta.num_cached_tokens is not None:
+            delta = msgspec.structs.replace(delta, num_cached_tokens=None, queue_s=None)  # of its first start, only
         delta = merge_deltas(flight.held, delta)
         flight.held = None
         spent = None if delta.finish_reason is not None else self._must_stop(flight)
@@ -299,6 +302,7 @@ class DispatchCore:
             return []
         self._start(flight)
         if delta.finish_reason is None:
+            flight.token_ids += delta.token_ids
             return [Deliver(flight.request_id, delta)]
         self._end(flight, delta.finish_reason)
         if delta.finish_reason is FinishReason.ERROR:
@@ -345,7 +349,10 @@ class DispatchCore:
         flight.send_index = self.fleet.given(worker_id, flight.num_pending_tokens, now_s)
         view = self.fleet.get(worker_id)
         assert view is not None
-        message = Generate(flight.request, self.fleet.session(worker_id), flight.send_index)
+        request = flight.request
+        if flight.token_ids:
+            request = msgspec.structs.replace(request, output_token_ids=[*flight.token_ids])
+        message = Generate(request, self.fleet.session(worker_id), flight.send_index)
         return [Send(worker_id, view.incarnation, message)]
 
     def _candidates(self, model: str, now_s: float) -> FleetSnapshot:
@@ -396,7 +403,7 @@ class DispatchCore:
         return self._evacuate(worker_id, reason, now_s)
 
     def _evacuate(self, worker_id: str, reason: str, now_s: float) -> list[Action]:
-        """A life is over: its requests start over elsewhere if nobody saw anything of them, else they fail."""
+        """A life is over: its requests start over elsewhere, behind what went out of their answers."""
         actions: list[Action] = []
         if self.watch is not None:
             self.watch.gone(worker_id)
@@ -421,10 +428,13 @@ class DispatchCore:
         self.in_flight.unplace(flight)
 
     def _retry(self, flight: Flight, reason: str, now_s: float) -> list[Action]:
-        if flight.has_started:
+        if flight.has_started and not self._config.migration:
             return self._stop_with(flight, _lost(flight, f"{reason}, after some of the answer was sent"))
         if flight.attempts >= self._config.max_attempts:
             return self._stop_with(flight, _lost(flight, f"{reason}; {flight.attempts} workers were tried"))
+        self.in_flight.reopen(flight)
+        if flight.has_started:
+            self.num_migrations += 1
         return self._place(flight, now_s)
 
     # -- time --

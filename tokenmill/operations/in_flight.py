@@ -6,7 +6,7 @@ Pure. Not responsible for the load of workers (fleet.py) or for what is decided 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.operations.admission import ModelLoad
@@ -21,7 +21,8 @@ class Flight:
                      request of the same id
     attempts         workers it was given to
     wait_until_s     while it waits: when waiting is given up
-    has_started      a token (or prompt logprobs) went out to the consumer: it cannot be started over
+    has_started      a token (or prompt logprobs) went out to the consumer
+    token_ids        the tokens that went out: another worker goes on behind them
     is_pending       its prompt tokens count as pending
     held             deltas without anything to show yet (prompt chunks), merged; they go out with the first token
     """
@@ -35,6 +36,7 @@ class Flight:
     has_started: bool = False
     is_pending: bool = True
     held: TokenDelta | None = None
+    token_ids: list[int] = field(default_factory=list)
 
     @property
     def request_id(self) -> str:
@@ -90,6 +92,12 @@ class InFlight:
             del self._by_worker[flight.worker_id][flight.request_id]
             flight.worker_id = None
             flight.held = None
+
+    def reopen(self, flight: Flight) -> None:
+        """Its prompt is to be computed once more."""
+        if not flight.is_pending:
+            flight.is_pending = True
+            self._loads[flight.request.model][1] += flight.num_pending_tokens
 
     def start(self, flight: Flight) -> None:
         """Something of its output went out."""

@@ -35,7 +35,7 @@ class ModelledRunner:
     def add(self, request: Request, grammar: SequenceGrammar | None = None) -> None:
         assert request.request_id not in self._requests, f"duplicate {request.request_id}"
         self._requests[request.request_id] = request
-        self._token_ids[request.request_id] = list(request.prompt_token_ids)
+        self._token_ids[request.request_id] = [*request.prompt_token_ids, *request.output_token_ids]
         if grammar is not None:
             self._grammars[request.request_id] = grammar
 

@@ -56,7 +56,8 @@ class TorchRunner:
 
     def add(self, request: Request, grammar: SequenceGrammar | None = None) -> None:
         assert request.request_id not in self._states, f"duplicate {request.request_id}"
-        self._states[request.request_id] = _RunState(request, list(request.prompt_token_ids), grammar)
+        token_ids = [*request.prompt_token_ids, *request.output_token_ids]
+        self._states[request.request_id] = _RunState(request, token_ids, grammar)
 
     def remove(self, request_id: str) -> None:
         del self._states[request_id]
@@ -138,7 +139,10 @@ class TorchRunner:
         if not sampling:
             return []
         ends = [(batch.cu_seqlens[b + 1] - len(proposals[b].token_ids) - 1, batch.cu_seqlens[b + 1]) for b in sampling]
-        logits = self._model.compute_logits(hidden[[row for first, end in ends for row in range(first, end)]])
+        drawn_from = [row for first, end in ends for row in range(first, end)]
+        if len(drawn_from) < len(hidden):  # else all of them, in order
+            hidden = hidden.index_select(0, torch.tensor(drawn_from, device=hidden.device))
+        logits = self._model.compute_logits(hidden)
         masks = pending.take()
         states = [self._states[plan.sequences[b].request_id] for b in sampling]
         rows = [

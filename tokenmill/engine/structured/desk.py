@@ -77,7 +77,9 @@ class GrammarDesk:
             return Ready(parked.sequence, error)
         if compiled is None:
             return None
-        parked.sequence.grammar = SequenceGrammar(compiled, parked.grammar.start_after)
+        grammar = SequenceGrammar(compiled, parked.grammar.start_after)
+        grammar.commit(parked.sequence.request.output_token_ids)
+        parked.sequence.grammar = grammar
         return Ready(parked.sequence)
 
     def wait(self, timeout_s: float) -> None:
