@@ -160,9 +160,8 @@ def test_no_compiler_falls_back_and_says_so(monkeypatch, caplog):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"deterministic": True, "weight_format": "int8"},
         {"deterministic": True, "backend": "native"},
-        {"deterministic": False, "backend": "cpu", "weight_format": "int4"},
+        {"deterministic": False, "backend": "native", "weight_format": "fp8"},
         {"deterministic": False, "dtype": torch.float32, "weight_format": "int8"},
     ],
 )

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tokenmill.core.errors import CheckpointError
-from tokenmill.models.quantization.casts import mxfp4_to_fp8_block, mxfp4_to_nvfp4, top_exponent
-from tokenmill.models.quantization.packed import QuantizedTensor
-from tokenmill.models.quantization.rounding import quantize
+from tokenmill.kernels.quantized.casts import mxfp4_to_fp8_block, mxfp4_to_nvfp4, top_exponent
+from tokenmill.kernels.quantized.packed import QuantizedTensor
+from tokenmill.kernels.quantized.rounding import quantize
 
 
 def mxfp4_of(exponents):

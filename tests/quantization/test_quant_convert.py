@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from tests.tiny import llama_tensors, tiny_llama_config, write_tiny_llama
 from tokenmill.cli.main import main
 from tokenmill.core.errors import CheckpointError, ConfigError, ResourceError
+from tokenmill.kernels.quantized.rounding import quantize
 from tokenmill.models.quantization import convert
 from tokenmill.models.quantization.checkpoint import expand_quantized
 from tokenmill.models.quantization.convert import Settings, quantize_checkpoint
 from tokenmill.models.quantization.layouts import _WRITABLE
-from tokenmill.models.quantization.rounding import quantize
 from tokenmill.models.registry import load_model
 from tokenmill.models.safetensors_write import SafetensorsWriter
 from tokenmill.models.weights import open_checkpoint

@@ -8,9 +8,9 @@ from safetensors.torch import save_file
 
 from tests.tiny import llama_tensors, tiny_llama_config
 from tokenmill.core.errors import CheckpointError, ConfigError
+from tokenmill.kernels.quantized.rounding import quantize
 from tokenmill.models.quantization.checkpoint import QuantizedCheckpoint, expand_quantized
 from tokenmill.models.quantization.layouts import _WRITABLE, from_parts, to_parts
-from tokenmill.models.quantization.rounding import quantize
 from tokenmill.models.weights import open_checkpoint
 
 PAIRS = [(layout, scheme) for layout, schemes in _WRITABLE.items() for scheme in schemes]

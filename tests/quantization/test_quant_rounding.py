@@ -11,8 +11,8 @@ import torch
 
 from tokenmill.core.errors import CheckpointError, ConfigError
 from tokenmill.kernels.fp4 import reference as fp4
-from tokenmill.models.quantization.packed import SCHEMES
-from tokenmill.models.quantization.rounding import POSSIBLE, quantize, to_e4m3
+from tokenmill.kernels.quantized.packed import SCHEMES
+from tokenmill.kernels.quantized.rounding import POSSIBLE, quantize, to_e4m3
 
 E2M1 = [Fraction(n, 2) for n in (0, 1, 2, 3, 4, 6, 8, 12)]
 

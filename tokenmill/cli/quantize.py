@@ -35,8 +35,8 @@ def quantize(
     from tokenmill.core.errors import ConfigError
     from tokenmill.models.quantization.convert import Settings, check_destination, quantize_checkpoint
     from tokenmill.models.quantization.layouts import LAYOUTS, default_layout
-    from tokenmill.models.quantization.packed import SCHEMES
-    from tokenmill.models.quantization.rounding import RECIPES
+    from tokenmill.kernels.quantized.packed import SCHEMES
+    from tokenmill.kernels.quantized.rounding import RECIPES
     from tokenmill.models.store import resolve_model
     from tokenmill.models.weights import open_checkpoint
 

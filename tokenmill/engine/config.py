@@ -17,7 +17,8 @@ class EngineConfig(FrozenConfig):
     """
     dtype                   weights and activations; auto: bfloat16, or float32 when deterministic
     kernels                 auto: the C kernels where they can be built and serve the model, else torch
-    quantization            of weights, made on load: int8 per column, int4 in groups of 32 inputs
+    quantization            of weights, made on load: int8 per column, int4 in groups of 32 inputs, nvfp4, mxfp4;
+                            fp8 and fp8_block have no C kernels: packed in memory, expanded for each product
     kv_cache_dtype          of KV rows; auto: the model's choice. A model refuses what it does not support
     index_cache_dtype       of an indexer's keys (models with one)
     max_model_len           None: the model's own limit
@@ -46,7 +47,7 @@ class EngineConfig(FrozenConfig):
 
     dtype: Dtype = "auto"
     kernels: Literal["auto", "native", "cpu"] = "auto"
-    quantization: Literal["none", "int8", "int4"] = "none"
+    quantization: Literal["none", "int8", "int4", "nvfp4", "mxfp4", "fp8", "fp8_block"] = "none"
     kv_cache_dtype: Literal["auto", "fp32", "bf16", "fp8_e4m3", "int8"] = "auto"
     index_cache_dtype: Literal["auto", "fp32", "bf16", "fp8_e4m3", "fp4"] = "auto"
     max_model_len: int | None = Field(default=None, ge=2)

@@ -28,6 +28,7 @@ from tokenmill.models.groups import attention_groups, group_name
 from tokenmill.models.llama_config import LlamaConfig, read_llama_config
 from tokenmill.models.llama_native import NativeLlama, unsupported_reason
 from tokenmill.models.llama_weights import LlamaLayer, LlamaWeights
+from tokenmill.models.quantization.checkpoint import QuantizedCheckpoint
 from tokenmill.models.registry import BuiltModel, LoadOptions
 from tokenmill.models.weights import Checkpoint
 
@@ -42,6 +43,7 @@ def build(checkpoint: Checkpoint, options: LoadOptions) -> BuiltModel:
     config = read_llama_config(checkpoint.config, checkpoint.path)
     kv_dtype = options.extra.get("kv_cache_dtype", "auto")
     native = options.kernels.native
+    is_packed = isinstance(checkpoint, QuantizedCheckpoint)
     if native is not None:
         reason = unsupported_reason(config)
         if reason is None:
@@ -49,11 +51,12 @@ def build(checkpoint: Checkpoint, options: LoadOptions) -> BuiltModel:
             native_options = replace(options, kernels=kernels, dtype=native.load_dtype)
             weights = llama_weights.load(checkpoint, config, native_options)
             model = NativeLlama(config, weights, native.library, _kv_dtype(kv_dtype, ("bf16", "int8")))
-            return BuiltModel(model, DEFAULT_BLOCK_SIZE, kernels.choices)
+            return BuiltModel(model, DEFAULT_BLOCK_SIZE, (kernels.on_packed() if is_packed else kernels).choices)
         log.warning("torch kernels instead of the native ones: %s", reason)
     _kv_dtype(kv_dtype, ("bf16" if options.dtype == torch.bfloat16 else "fp32",))
     weights = llama_weights.load(checkpoint, config, options)
-    return BuiltModel(Llama(config, weights, options.kernels, options.dtype), DEFAULT_BLOCK_SIZE)
+    choices = options.kernels.on_packed().choices if is_packed else None
+    return BuiltModel(Llama(config, weights, options.kernels, options.dtype), DEFAULT_BLOCK_SIZE, choices)
 
 
 def _kv_dtype(asked: str, possible: tuple[str, ...]) -> str:

@@ -91,9 +91,10 @@ def load(checkpoint: Checkpoint, config: LlamaConfig, options: LoadOptions) -> L
 
 def _load_layer(loader: Loader, config: LlamaConfig, options: LoadOptions, prefix: str) -> LlamaLayer:
     def linear(names: tuple[str, ...], has_bias: bool) -> Linear:
-        weight = loader.stacked([f"{prefix}{name}.weight" for name in names])
+        weights = [f"{prefix}{name}.weight" for name in names]
         bias = loader.stacked([f"{prefix}{name}.bias" for name in names]) if has_bias else None
-        return options.kernels.linear(weight, bias)
+        packed = loader.packed(weights, lambda parts: options.kernels.packed_linear(parts, bias))
+        return packed if packed is not None else options.kernels.linear(loader.stacked(weights), bias)
 
     def norm(name: str) -> Tensor:
         return loader.tensor(f"{prefix}{name}.weight")

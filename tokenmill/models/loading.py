@@ -11,13 +11,16 @@ import fnmatch
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError
+from tokenmill.kernels.quantized.packed import QuantizedTensor
 from tokenmill.models.weights import Checkpoint, listed
 
+T = TypeVar("T")
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -82,13 +85,29 @@ class Loader:
             start += len(part)
         return out
 
+    def packed(self, names: Sequence[str], make: Callable[[list[QuantizedTensor]], T]) -> T | None:
+        """`make` with the named tensors as the checkpoint packs them; None, nothing read, unless it packs them all."""
+        read = getattr(self._checkpoint, "read_packed", None)
+        if read is None:
+            return None
+        parts = [read(name) for name in names]
+        if any(part is None for part in parts):
+            return None
+        made = make(parts)
+        for name in names:
+            self._done(name, math.prod(self._shapes[name]))
+        return made
+
     def _copy(self, name: str, destination: Tensor) -> None:
         destination.copy_(self._checkpoint.read(name))
-        self._checkpoint.release(name)
         if not is_finite(destination):
             self._broken.append(name)
+        self._done(name, destination.numel())
+
+    def _done(self, name: str, num_values: int) -> None:
+        self._checkpoint.release(name)
         self._left.discard(name)
-        self._num_loaded += destination.numel()
+        self._num_loaded += num_values
         if self._on_progress is not None:
             self._on_progress(self._num_loaded / self._num_values)
 

@@ -18,7 +18,7 @@ from tokenmill.core.errors import CheckpointError, ConfigError
 from tokenmill.core.registry import Registry
 from tokenmill.kernels.select import Choice, Kernels, select_kernels
 from tokenmill.models.base import Model
-from tokenmill.models.quantization.checkpoint import expand_quantized
+from tokenmill.models.quantization.checkpoint import QuantizedCheckpoint, expand_quantized
 from tokenmill.models.weights import Checkpoint, open_checkpoint
 
 MODELS = Registry(
@@ -110,6 +110,8 @@ def load_model(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not possible: choose {' or '.join(DTYPES)}")
     checkpoint = expand_quantized(open_checkpoint(path))
+    if isinstance(checkpoint, QuantizedCheckpoint) and weight_format != "bf16":
+        raise ConfigError(f"{path} is quantised already: leave out --quantization {weight_format}")
     build = find_builder(checkpoint)
     kernels = select_kernels(
         deterministic=deterministic, dtype=DTYPES[dtype], backend=backend, weight_format=weight_format
@@ -117,7 +119,8 @@ def load_model(
     options = LoadOptions(DTYPES[dtype], kernels, extra or {}, on_progress)
     built: BuiltModel = build(checkpoint, options)
     choices = built.kernels or kernels.choices
-    if (backend == "native" or weight_format != "bf16") and choices["linear"].name != f"native_{weight_format}":
+    fitting = {f"native_{weight_format}", "packed" if backend == "native" else f"expanded_{weight_format}"}
+    if (backend == "native" or weight_format != "bf16") and choices["linear"].name not in fitting:
         raise ConfigError(
             f"{checkpoint.path}: the native kernels do not serve {architecture_of(checkpoint)} (yet): "
             "leave out --kernels and --quantization"

@@ -81,7 +81,7 @@ FLAGS: tuple[Flag, ...] = (
     _engine("tool-call-parser", "What calls in the output are read with; none: nothing.", "NAME"),
     _engine("reasoning-parser", "What reasoning in the output is read with; none: nothing.", "NAME"),
     _engine("grammar-backend", "What structured output is enforced with.", "NAME"),
-    _engine("quantization", "Of weights, made on load: none, int8 or int4."),
+    _engine("quantization", "Of weights, made on load: none, int8, int4, nvfp4, mxfp4, fp8 or fp8_block."),
     _engine("kernels", "auto, native (C) or cpu (torch)."),
     _engine(
         "speculative-config",

@@ -6,11 +6,13 @@ and the caller drops the plain weight.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError
+from tokenmill.kernels.quantized.packed import QuantizedTensor
 
 
 class Linear(Protocol):
@@ -30,6 +32,12 @@ class Linear(Protocol):
 class LinearKernel(Protocol):
     def __call__(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """weight [N, K], bias [N] or None."""
+        ...
+
+
+class PackedLinearKernel(Protocol):
+    def __call__(self, parts: Sequence[QuantizedTensor], bias: Tensor | None = None) -> Linear:
+        """parts: weights as a checkpoint holds them, one below the other; bias [N] or None."""
         ...
 
 

@@ -43,6 +43,11 @@ def build(checkpoint: Checkpoint, options: LoadOptions) -> BuiltModel:
         options.extra.get("kv_cache_dtype", "auto"),
         options.extra.get("index_cache_dtype", "auto"),
     )
+    if options.kernels.weight_format != "bf16":
+        raise ConfigError(
+            f"{options.kernels.weight_format} weights of this model need the native kernels: choose int8, int4, nvfp4 "
+            "or mxfp4, and leave out --kernels and --deterministic"
+        )
     built = _build_native(hub, config, options, formats, num_mtp)
     if built is not None:
         return built

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError
 from tokenmill.models.quantization.layouts import IGNORED_ENDINGS, PART_ENDINGS, check_scales, from_parts, is_quantized
-from tokenmill.models.quantization.packed import QuantizedTensor
+from tokenmill.kernels.quantized.packed import QuantizedTensor
 from tokenmill.models.weights import Checkpoint
 
 _METHODS = ("modelopt", "compressed-tensors", "fp8")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError, ConfigError
-from tokenmill.models.quantization.packed import QuantizedTensor, Scheme
+from tokenmill.kernels.quantized.packed import QuantizedTensor, Scheme
 
 Layout = Literal["modelopt", "compressed-tensors"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)

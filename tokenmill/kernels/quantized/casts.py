@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError
 from tokenmill.kernels.fp4 import reference as fp4
-from tokenmill.models.quantization.packed import QuantizedTensor
+from tokenmill.kernels.quantized.packed import QuantizedTensor
 
 _BIAS = 127
 _E4M3_TOP_EXPONENT = 8  # 2^8 is E4M3's largest power of two

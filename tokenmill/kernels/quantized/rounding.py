@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError, ConfigError
 from tokenmill.kernels.fp4 import reference as fp4
-from tokenmill.models.quantization.packed import GROUPS, QuantizedTensor, Scheme
+from tokenmill.kernels.quantized.packed import GROUPS, QuantizedTensor, Scheme
 
 Recipe = Literal["max", "mse", "four_over_six"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
