@@ -58,6 +58,7 @@ def test_decisions_are_saved_and_replayed(capsys: pytest.CaptureFixture[str], tm
         (("--workload", "chatt"), "did you mean 'chat'"),
         (("--set", "engine.max_num_seq=3"), "max_num_seq"),
         (("--set", "engine.quantization=int4"), "no model of quantization=int4"),
+        (("--set", "engine.speculative_config.method=mtp"), "no model of drafts (speculative_config.method=mtp)"),
         (("--faults", "random:x"), "write random:5"),
         (("--layout", "tq8"), "layout 'tq8' is unknown"),
         (("--layout", "tp8"), "takes 8 devices per worker and 2 were given"),
@@ -68,6 +69,16 @@ def test_bad_input_is_told_in_one_line_with_code_2(
 ) -> None:
     code, _, err = run(capsys, *SMALL, *changes)
     assert code == 2 and message in err, err
+
+
+def test_its_results_are_points_of_the_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = [str(tmp_path / f"{users}.json") for users in (1, 8)]
+    for users, file in zip(("1", "8"), files, strict=True):
+        assert run(capsys, *SMALL, "--concurrency", users, "--output", file)[0] == 0
+    code, out, err = run(capsys, "bench", "pareto-page", *files, "--output", str(tmp_path / "page"))
+    assert code == 0 and json.loads(out)["num_points"] == 2, err
+    rows = (tmp_path / "page.csv").read_text().splitlines()[1:]
+    assert all(row.startswith(f"{model_name()} on h100_sxm,simulated,") for row in rows)
 
 
 def test_a_model_that_does_not_fit_says_by_how_much(capsys: pytest.CaptureFixture[str]) -> None:

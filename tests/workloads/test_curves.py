@@ -2,6 +2,8 @@
 
 import csv
 import io
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from tokenmill.core.errors import ConfigError
 from tokenmill.workloads.comparison import compare
 from tokenmill.workloads.curve_page import curve_page
-from tokenmill.workloads.curves import CurvePoint, frontier, published_points, to_csv, usd_per_mtok
+from tokenmill.workloads.curves import CurvePoint, frontier, published_points, read_points, to_csv, usd_per_mtok
 
 points = st.lists(
     st.builds(
@@ -77,3 +79,44 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert told["tpot_s_p50"]["ratio"]["b"] == {"median": 1.5, "low": 1.5, "high": 1.5, "num_rounds": 3}
     assert told["tpot_s_p50"]["median"] == {"a": 2.0, "b": 3.0}
     assert "ttft_s_p50" not in told  # the base has none
+
+
+RUN = {
+    "settings": {"models": ["m"], "url": "http://h:1", "concurrency": 4},
+    "environment": {"when": "2026-11-30T22:00:00"},
+    "steady": None, "num_devices": 2, "device_hour_usd": 3.6, "watts_per_device": None, "joules_per_token": None,
+    "total_tput_per_s": 200.0, "output_tput_per_s": 50.0, "interactivity_p50": 20.0, "ttft_s_p50": 0.1,
+    "ttft_s_p99": 0.2, "isl_mean": 30, "osl_mean": 10, "cacheable_share": 0.0, "is_valid": True,
+}  # fmt: skip
+
+
+def test_a_single_run_is_a_point(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(RUN))
+    (point,) = read_points(file)
+    assert (point.curve, point.kind, point.source) == ("m at http://h:1", "measured", "2026-11-30")
+    assert (point.tput_per_gpu, point.concurrency, point.usd_per_mtok_total) == (100.0, 4, pytest.approx(10.0))
+    file.write_text(json.dumps(RUN | {"environment": {"device": "h100_sxm", "is_simulated": True}}))
+    assert [(p.curve, p.kind) for p in read_points(file)] == [("m on h100_sxm", "simulated")]
+    file.write_text(json.dumps(RUN | {"total_tput_per_s": None}))
+    assert read_points(file) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "3",
+        "{}",
+        '{"points": 3}',
+        '{"points": [{"x": 1}]}',
+        '{"settings": []}',
+        '{"settings": {"models": []}, "environment": 3}',
+    ],
+)
+def test_files_without_points_are_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"other\.json.*holds no points"):
+        read_points(file)

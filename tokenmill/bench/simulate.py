@@ -90,10 +90,12 @@ def check_recipe(config: DeploymentConfig) -> None:
     if len(config.models) != 1:
         raise ConfigError(f"the recipe serves {len(config.models)} models: simulate one at a time")
     engine = config.models[0].engine
-    has_drafts = getattr(getattr(engine, "speculative", None), "method", "none") not in ("none", None)
-    if has_drafts:
-        raise CapabilityError("the twin has no model of drafts yet: turn speculation off (--set engine.speculative…)")
-    if config.models[0].engine.quantization != "none":
+    if engine.speculative_config is not None:
+        raise CapabilityError(
+            f"the twin has no model of drafts (speculative_config.method={engine.speculative_config.method}): "
+            "leave them out with --set engine.speculative_config=null"
+        )
+    if engine.quantization != "none":
         raise CapabilityError(
             f"the twin has no model of quantization={engine.quantization} on load: give --precision bf16, fp8 or fp4"
         )

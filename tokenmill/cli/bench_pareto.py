@@ -132,7 +132,7 @@ def inferencex(
 
 
 def page(
-    results: list[Path] = typer.Argument(help="JSON files that bench pareto wrote."),
+    results: list[Path] = typer.Argument(help="JSON files that bench pareto, bench serve or simulate wrote."),
     output: Path = _BASE,
     published: list[str] = _PUBLISHED,
     ttft_bound: str | None = typer.Option(None, help="Median TTFT above it keeps a point off the frontier: 500ms."),

@@ -107,12 +107,24 @@ def to_csv(points: Sequence[CurvePoint]) -> str:
 
 
 def read_points(path: Path) -> list[CurvePoint]:
-    """From the JSON of an earlier `bench pareto`; ConfigError when it is something else."""
+    """From the JSON of an earlier sweep, or of one run (bench serve, simulate); ConfigError: it is something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        return [CurvePoint(**point) for point in value["points"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{str(path)!r} holds no points ({error}): give the JSON that bench pareto wrote") from None
+        points = [CurvePoint(**p) for p in value["points"]] if "points" in value else [_point_of_run(value)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{str(path)!r} holds no points ({type(error).__name__}: {error}): "
+            "give JSON that bench pareto, bench serve or simulate wrote"
+        ) from None
+    return [point for point in points if point is not None]
+
+
+def _point_of_run(report: Mapping[str, Any]) -> CurvePoint | None:
+    """Runs of the same models on the same device or server are one curve."""
+    models, environment = ", ".join(report["settings"]["models"]), report["environment"]
+    if environment.get("is_simulated"):
+        return point_from_report(report, f"{models} on {environment['device']}", "simulated", kind="simulated")
+    return point_from_report(report, f"{models} at {report['settings']['url']}", environment["when"][:10])
 
 
 def published_points(wanted: str) -> list[CurvePoint]:
