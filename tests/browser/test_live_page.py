@@ -68,6 +68,7 @@ def test_stop_regenerate_and_history(tab: Tab, dispatcher: FakeDispatcher) -> No
         tab.press("Escape")
         tab.wait("document.body.dataset.answers === '1'")
         assert "stopped" in tab.value("document.getElementById('log').innerText")
+        tab.wait("document.querySelector('.assistant .note:last-child').textContent.startsWith('$')")  # the ledger's
         dispatcher.pause_s = 0.0
         tab.value("document.getElementById('again').click()")
         tab.wait("document.body.dataset.answers === '2'")
@@ -110,4 +111,10 @@ def test_the_page_fits_a_phone(tab: Tab, dispatcher: FakeDispatcher, tmp_path: P
         tab.open(server.url)
         tab.wait("document.getElementById('link').textContent === 'connected'")
         assert tab.value("document.documentElement.scrollWidth") <= 375
+        for width in (1300, 375):
+            tab.size(width, 800)
+            for text in ("12.5 ms / 1.25 s", "$1.25e-6", "100 / 1,000"):
+                tab.value(f"document.querySelectorAll('#tiles dd').forEach((e) => {{ e.textContent = '{text}'; }})")
+                fits = "[...document.querySelectorAll('#tiles dd')].every((e) => e.scrollWidth <= e.clientWidth)"
+                assert tab.value(fits), (width, text)
         tab.screenshot(tmp_path / "phone.png")

@@ -24,7 +24,7 @@
   const usd = (value) => (value === null || value === undefined ? "–" : "$" + (value !== 0 && Math.abs(value) < 1e-4 ? value.toExponential(2) : sig(value)));
   const percent = (value) => (value === null || value === undefined ? "–" : (100 * value).toFixed(0) + " %");
   const ms = (value) => (value < 1 ? sig(1000 * value) + " ms" : sig(value) + " s");
-  const pair = (q) => (q ? ms(q.p50) + " / " + ms(q.p99) : "–");
+  const pair = (q) => (q ? (q.p99 < 1 ? sig(1000 * q.p50) : ms(q.p50)) + " / " + ms(q.p99) : "–");
   const TILES = {
     usd_per_mtok_now: (p) => usd(p.usd_per_mtok_now), usd_per_mtok: (p) => usd(p.usd_per_mtok), usd: (p) => usd(p.usd),
     generation_tok_per_s: (p) => sig(p.generation_tok_per_s), prompt_tok_per_s: (p) => sig(p.prompt_tok_per_s),
@@ -40,6 +40,8 @@
     cache: [["prefix hits", (p) => part(p.prefix_hit_share)], ["KV", (p) => part(p.kv_usage)], ["busy", (p) => part(p.busy_share)]],
   };
   const COLORS = ["#0969da", "#cf222e", "#1a7f37"];
+  // A figure between two moments without one has no line: only these get a dot.
+  const alone = (u, i) => u.data[i].flatMap((v, at, all) => (v !== null && (all[at - 1] ?? null) === null && (all[at + 1] ?? null) === null ? [at] : []));
   const plots = {};
   let points = [], kept = 900;
 
@@ -52,7 +54,7 @@
       width: Math.max(200, box.clientWidth), height: 150, legend: { live: true }, cursor: { y: false },
       scales: { x: { range: (u, first, last) => [Math.min(first ?? 0, (last ?? 60) - 60), last ?? 60] }, y: { range: (u, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
       axes: [axis, { ...axis, size: 56 }],
-      series: [{}, ...lines.map(([label], i) => ({ label, stroke: COLORS[i], width: 2, spanGaps: false, value: (u, v) => sig(v) }))],
+      series: [{}, ...lines.map(([label], i) => ({ label, stroke: COLORS[i], width: 2, spanGaps: false, points: { size: 4, fill: COLORS[i], show: true, filter: alone }, value: (u, v) => sig(v) }))],
     }, data, box);
   }
   function redraw() {
@@ -136,10 +138,11 @@
   class Answer {
     constructor(turn) {
       this.turn = turn; this.text = turn.querySelector(".text"); this.content = ""; this.thinking = ""; this.calls = [];
-      this.begun = performance.now(); this.first = null; this.usage = null;
+      this.begun = performance.now(); this.first = null; this.usage = null; this.id = null;
     }
     add(chunk) {
       if (chunk.error) throw new Error(chunk.error.message);
+      if (chunk.id) this.id = chunk.id;
       if (chunk.usage) this.usage = chunk.usage;
       const choice = (chunk.choices || [])[0];
       if (!choice) return;
@@ -181,8 +184,18 @@
         if (this.first !== null && n > 1) parts.push(sig((n - 1) / (seconds - (this.first - this.begun) / 1000)) + " tok/s");
       }
       if (this.first !== null) parts.push("first after " + ms((this.first - this.begun) / 1000));
+      if (!this.usage && this.charged) parts.unshift(usd(this.charged.usd));
       if (this.reason === "length") parts.push("cut at the most tokens");
       return parts.join(" · ");
+    }
+  }
+  // An answer that was stopped has no usage: the ledger knows what it cost, once the worker has told its last step.
+  async function askCost(answer) {
+    for (let tries = 0; answer.id && !answer.usage && tries < 20; tries++) {
+      await new Promise((done) => setTimeout(done, 100));
+      const reply = await fetch("/v1/cost?request_id=" + encodeURIComponent(answer.id), { headers: withKey() }).catch(() => null);
+      const charged = reply?.ok ? await reply.json() : null;
+      if (charged?.choices.every((choice) => choice.is_ended)) return void (answer.charged = charged);
     }
   }
   async function generate() {
@@ -199,7 +212,8 @@
       answer.turn.append(make("div", stopped ? "note" : "error", stopped ? "stopped" : String(error.message)));
     }
     running = null;
-    answer.turn.append(make("div", "note", answer.note()));
+    const note = answer.turn.appendChild(make("div", "note", answer.note()));
+    askCost(answer).then(() => { note.textContent = answer.note(); });
     if (answer.content || answer.calls.length) messages.push(answer.message());
     document.body.dataset.answers = Number(document.body.dataset.answers || 0) + 1;
     buttons();
