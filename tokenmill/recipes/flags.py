@@ -94,7 +94,7 @@ FLAGS: tuple[Flag, ...] = (
     _engine("overlap", "Tell a step's tokens while the next one runs.", is_bool=True),
     _engine("deterministic", "Same seed, same text, whatever else is in the batch.", is_bool=True),
     _fleet("workers", "workers", "Worker processes per model.", "N", "-w"),
-    _fleet("router-policy", "router", "How requests are placed on workers.", "NAME"),
+    _fleet("router-policy", "router", "How requests are placed on workers.", "NAME", "--router"),
     _fleet("max-queued-requests", "max_queued_requests", "Requests that may wait, per model.", "N"),
     _fleet("request-timeout", "request_timeout_s", "From submission to last token (10m).", "TIME"),
     _fleet("drain-timeout", "drain_timeout_s", "Time to finish what runs after SIGTERM (30s).", "TIME"),

@@ -113,6 +113,8 @@ class SimLoad:
             ids, hashes = maker.abstract(turn.prompt)
         else:
             ids, hashes = maker.real(turn.prompt, self._replies.get(session.session_id, {}))
+            if self._frontend.core.watch is not None:  # somebody looks at them before the engine does
+                hashes = maker.hash_blocks(ids)
         request = Request(
             request_id=f"{session.session_id}#{due.turn_index}",
             model=card.name,

@@ -31,7 +31,11 @@ class PromptMaker:
 
     def __init__(self, card: ModelCard) -> None:
         self._card = card
-        self._root = BlockHasher(card.block_size, card.weights_version, algorithm=card.hash_algorithm).root
+        self._hasher = BlockHasher(card.block_size, card.weights_version, algorithm=card.hash_algorithm)
+        self._root = self._hasher.root
+
+    def hash_blocks(self, ids: Sequence[int]) -> list[bytes]:
+        return self._hasher.hash_blocks(ids)
 
     def real(self, prompt: Sequence[Segment], replies: Mapping[int, Sequence[int]]) -> tuple[list[int], list[bytes]]:
         """Token ids as a real client would send them; hashes are left to the engine."""

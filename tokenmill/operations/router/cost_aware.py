@@ -24,6 +24,8 @@ from tokenmill.operations.router.knowledge import Knowledge
 _TIE = 1e-9
 #: An objective begins to be at risk at this share of its bound, and is surely missed at twice the rest.
 _SAFE_SHARE = 0.5
+#: Above this share of hits the value of a block in the cache grows no further.
+_MOST_HIT_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class _Prices:
             rates.prefill_token_s,
             rates.row_s,
             rates.fixed_s,
-            1 + sum(candidate.member.load for candidate in candidates) / len(candidates),
+            1 + sum(_running(candidate.member) for candidate in candidates) / len(candidates),
         )
 
     def cost(self, candidate: Candidate) -> Cost:
@@ -97,7 +99,7 @@ class _Prices:
         waited_s = queue_s + prefill_s + decode_s + member.load * (prefill_s + rows_s)
         return Cost(
             device_usd=price * (prefill_s + rows_s),
-            evicted_usd=price * prefill_s * self.knowledge.hit_share * self._fullness(member),
+            evicted_usd=price * prefill_s * self._repeats() * self._fullness(member),
             waited_usd=price / self.seats * waited_s,
             lost_usd=price * self._lost_s(member, queue_s + prefill_s),
         )
@@ -109,6 +111,12 @@ class _Prices:
         num_ahead = max(0, member.load + 1 - seats)
         turn_s = self.osl * (self.fixed_s + self.row_s * seats) / seats
         return pending * self.token_s + num_ahead * turn_s
+
+    def _repeats(self) -> float:
+        """How often a displaced token will be computed again: by the odds h that it is wanted, and each time it comes
+        back it displaces another: h + h^2 + ... = h / (1 - h)."""
+        share = min(self.knowledge.hit_share, _MOST_HIT_SHARE)
+        return share / (1 - share)
 
     def _fullness(self, member: MemberView) -> float:
         """Share of its cache that has content, 0..1: only a full one evicts."""
@@ -128,6 +136,11 @@ class _Prices:
         before = _risk(self.fixed_s + self.row_s * member.load, slo.tpot_s)
         lost_s += (member.load + 1) * answer_s * max(0.0, _risk(step_s, slo.tpot_s) - before)
         return lost_s + answer_s * _risk(ttft_s + self.osl * step_s, slo.e2e_s)
+
+
+def _running(member: MemberView) -> int:
+    """Sequences that share its seconds; those that queue do not."""
+    return min(member.load, member.card.max_num_seqs) if member.card else member.load
 
 
 def _risk(value_s: float, bound_s: float | None) -> float:

@@ -13,8 +13,9 @@ from tokenmill.operations.members import FleetSnapshot, MemberView
 from tokenmill.operations.router.base import Placement
 from tokenmill.operations.router.least_loaded import LeastLoaded
 
-#: A worker takes sessions up to this many times the average load (and one request more).
+#: A worker takes sessions up to this many times the average load, and some requests more where there are few.
 _MOST_LOAD = 1.25
+_SLACK = 4
 
 
 class SessionAffinity:
@@ -26,7 +27,7 @@ class SessionAffinity:
         session = request.parent_session_id or request.session_id
         if session is None:
             return self._others.choose(request, snapshot)
-        most = _MOST_LOAD * sum(member.load for member in snapshot.members) / len(snapshot.members) + 1
+        most = _MOST_LOAD * sum(member.load for member in snapshot.members) / len(snapshot.members) + _SLACK
         able = [member for member in snapshot.members if member.load < most]
         owner = max(able, key=lambda member: self._weight(session, member))
         return Placement(owner.worker_id, f"session {session}")
