@@ -33,10 +33,10 @@ def quantize(
 ) -> None:
     """Quantise SOURCE into folder DEST, a part of a tensor at a time."""
     from tokenmill.core.errors import ConfigError
-    from tokenmill.models.quantization.convert import Settings, check_destination, quantize_checkpoint
-    from tokenmill.models.quantization.layouts import LAYOUTS, default_layout
     from tokenmill.kernels.quantized.packed import SCHEMES
     from tokenmill.kernels.quantized.rounding import RECIPES
+    from tokenmill.models.quantization.convert import Settings, check_destination, quantize_checkpoint
+    from tokenmill.models.quantization.layouts import LAYOUTS, default_layout
     from tokenmill.models.store import resolve_model
     from tokenmill.models.weights import open_checkpoint
 

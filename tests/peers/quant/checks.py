@@ -1,4 +1,4 @@
-"""What run.py compares: logits of a checkpoint as tokenmill loads it, and of plain weights that somebody else decoded."""
+"""What run.py compares: logits of a checkpoint as tokenmill loads it, and of plain weights that others decoded."""
 
 from __future__ import annotations
 

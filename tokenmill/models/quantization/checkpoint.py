@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from tokenmill.core.errors import CheckpointError
-from tokenmill.models.quantization.layouts import IGNORED_ENDINGS, PART_ENDINGS, check_scales, from_parts, is_quantized
 from tokenmill.kernels.quantized.packed import QuantizedTensor
+from tokenmill.models.quantization.layouts import IGNORED_ENDINGS, PART_ENDINGS, check_scales, from_parts, is_quantized
 from tokenmill.models.weights import Checkpoint
 
 _METHODS = ("modelopt", "compressed-tensors", "fp8")

@@ -17,10 +17,10 @@ from torch import Tensor
 
 import tokenmill
 from tokenmill.core.errors import CheckpointError, ConfigError
-from tokenmill.models.quantization.folder import OutputFolder
-from tokenmill.models.quantization.layouts import Layout, check_writable, to_parts
 from tokenmill.kernels.quantized.packed import BITS, GROUPS, QuantizedTensor, Scheme
 from tokenmill.kernels.quantized.rounding import Recipe, check_finite, check_groups, check_recipe, quantize
+from tokenmill.models.quantization.folder import OutputFolder
+from tokenmill.models.quantization.layouts import Layout, check_writable, to_parts
 from tokenmill.models.quantization.targets import choose_targets, sharing
 from tokenmill.models.safetensors_write import SafetensorsWriter
 from tokenmill.models.weights import Checkpoint

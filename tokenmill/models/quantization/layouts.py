@@ -21,9 +21,10 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 #: Endings of tensors that belong to a quantised module beside `weight`. Those of activations and of KV rows are
 #: ignored: both are quantised here by their own values while they are computed.
+_REFUSED_ENDINGS = ("weight_zero_point", "weight_g_idx", "pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b")
 PART_ENDINGS = (
     "weight_packed", "weight_scale", "weight_scale_2", "weight_scale_inv", "weight_global_scale", "weight_shape",
-    "weight_zero_point", "weight_g_idx", "pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b",
+    *_REFUSED_ENDINGS,
 )  # fmt: skip
 IGNORED_ENDINGS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "q_scale", "output_scale")
 #: One of these makes a module quantised.
@@ -52,7 +53,7 @@ def check_writable(layout: Layout, scheme: Scheme) -> None:
 
 def from_parts(module: str, parts: Mapping[str, Tensor]) -> QuantizedTensor:
     """parts: the module's tensors by their endings. CheckpointError names what does not fit together."""
-    for ending in PART_ENDINGS[-5:]:
+    for ending in _REFUSED_ENDINGS:
         if ending in parts:
             raise CheckpointError(
                 f"{module}.{ending}: weights with zero points, permuted groups, scaled inputs or a low-rank rest "
