@@ -113,3 +113,11 @@ def test_later_turns_find_their_own_answers() -> None:
     twin = run(Conductor(islice(generate(chat), 4), ClosedLoop(2)), kinds=kind(1))
     later = [record for record in twin.load.records if record.turn_index > 0]
     assert later and all(record.num_cached_tokens > 0.6 * record.num_prompt_tokens for record in later)
+
+
+def test_requests_that_come_together_pass_the_door_one_after_another() -> None:
+    """A worker that could begin all of them at once still sees the last one seven doors later."""
+    plain, doored = run(uniform(8, 8)), run(uniform(8, 8), door_s=0.5)
+    firsts = [sorted(r.ttft_s for r in twin.load.records) for twin in (plain, doored)]
+    assert firsts[1][0] - firsts[0][0] == pytest.approx(0.5, abs=0.1)
+    assert firsts[1][-1] == pytest.approx(8 * 0.5, rel=0.1)

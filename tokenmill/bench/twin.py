@@ -23,7 +23,6 @@ from tokenmill.cost.steptime.shape import StepTime
 from tokenmill.engine.config import EngineConfig
 from tokenmill.operations.config import OperationsConfig
 from tokenmill.sim.kinds import worker_kind
-from tokenmill.sim.network import NetworkConfig
 from tokenmill.sim.twin import Twin, TwinConfig
 from tokenmill.workloads.request_metrics import summarise
 from tokenmill.workloads.synthetic import parse_lengths_text, synthetic_workload
@@ -89,7 +88,10 @@ def _real(bench: TwinBench, url: str, concurrency: int) -> dict[str, Any]:
 
 
 def _door_s(bench: TwinBench, url: str, times: StepTime) -> float:
-    """What HTTP, text and the wire add to a first token: single requests, beside the twin without a door."""
+    """What the client, HTTP, text and the wire add to a first token: single requests, beside the twin without a door.
+
+    Requests that come together pass the door one after another, as these are the work of one process.
+    """
     alone = replace(bench, per_user=6)
     real = _real(alone, url, 1)
     twin = run_point(alone, times, 1, round(real["isl_mean"]), 0.0)
@@ -112,8 +114,8 @@ def run_point(
         (kind,),
         OperationsConfig(),
         DeviceRate(1.0, 1.0),
-        NetworkConfig(latency_s=door_s / 2),
         seed=bench.seed,
+        door_s=door_s,
     )
     twin = Twin(config, _load(bench, concurrency, isl).conductor("twin"))
     twin.run()

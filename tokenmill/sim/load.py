@@ -39,6 +39,7 @@ class SimLoad:
     """
     cards      of the models, in the order of the workload's roles
     keeps_all  every chunk's time is noted; without, the first and the last of a request
+    door_s     of one request in the frontend (HTTP, text), which takes one after the other
     records    of requests that ended, in order
     """
 
@@ -51,6 +52,7 @@ class SimLoad:
         *,
         keeps_all: bool = True,
         start_s: float = 0.0,
+        door_s: float = 0.0,
     ) -> None:
         self.records: list[RequestRecord] = []
         self.sent: list[tuple[Due, float]] = []
@@ -63,6 +65,8 @@ class SimLoad:
         self._makers = [PromptMaker(card) for card in cards]
         self._keeps_all = keeps_all
         self._start_s = start_s
+        self._door_s = door_s
+        self._door_free_s = 0.0
         self._open: dict[str, _Open] = {}
         self._replies: dict[str, dict[int, list[int]]] = {}
         self._planned: list | None = None
@@ -127,8 +131,15 @@ class SimLoad:
         )
         one = _Open(due, now_s, request, last_token_id=ids[-1] if ids else 0, answer=None if is_alone else [])
         self._open[request.request_id] = one
+        if self._door_s == 0.0:
+            self._submit(one)
+            return
+        self._door_free_s = max(now_s, self._door_free_s) + self._door_s
+        self._queue.at(self._door_free_s, lambda: self._submit(one))
+
+    def _submit(self, one: _Open) -> None:
         try:
-            self._frontend.submit(request)
+            self._frontend.submit(one.request)
         except TokenmillError as error:
             self.num_refused += 1
             self._end(one, error=error.code)

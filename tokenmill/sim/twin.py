@@ -53,6 +53,7 @@ class TwinConfig:
     rate        price and watts of one worker
     keeps_all   tokens are told and noted as they come; without, per request (millions of them)
     keeps_decisions  hold the decisions, to be saved
+    door_s      the frontend's work on a request before it is dispatched; it takes one after the other
     """
 
     kinds: tuple[WorkerKind, ...]
@@ -62,6 +63,7 @@ class TwinConfig:
     seed: int = 0
     keeps_all: bool = True
     keeps_decisions: bool = False
+    door_s: float = 0.0
 
 
 class Twin:
@@ -111,6 +113,7 @@ class Twin:
             [kind.card for kind in config.kinds],
             keeps_all=config.keeps_all,
             start_s=start_s,
+            door_s=config.door_s,
         )
         self.start_s = start_s
         self.mishaps.plan(faults, start_s)
