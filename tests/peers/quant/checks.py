@@ -25,8 +25,8 @@ def write_plain(folder: Path) -> Path:
 
 
 def logits_differ_by(folder: Path, decoded: Path | None) -> float:
-    """Relative to the largest logit. decoded: the same weights by another decoder; None: ModelOpt's, decoded below."""
-    tensors = load_file(decoded) if decoded else _decode_modelopt(load_file(folder / "model.safetensors"))
+    """Relative to the largest logit. decoded: the same weights by another decoder; None: decoded below."""
+    tensors = load_file(decoded) if decoded else _decode(load_file(folder / "model.safetensors"))
     with tempfile.TemporaryDirectory() as plain:
         config = json.loads((folder / "config.json").read_text())
         config.pop("quantization_config", None)
@@ -52,21 +52,31 @@ def weights_differ_by(folder: Path, decoded: Path) -> float:
     return worst
 
 
-def _decode_modelopt(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By the definition of the layout, sharing nothing with the package."""
+def _decode(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """By the definition of the layouts, in float32, sharing nothing with the package."""
     plain = {}
     for name, tensor in stored.items():
-        module = name.removesuffix(".weight")
-        scale = stored.get(f"{module}.weight_scale")
-        if not name.endswith(".weight"):
+        module, _, ending = name.rpartition(".")
+        if ending not in ("weight", "weight_packed"):
             continue
+        scale = stored.get(f"{module}.weight_scale")
         if scale is None:
             plain[name] = tensor.float()
         elif tensor.dtype is torch.uint8:
-            codes = torch.stack((tensor & 15, tensor >> 4), -1).flatten(1).long()
-            whole = stored.get(f"{module}.weight_scale_2")
-            scales = torch.exp2(scale.double() - 127).float() if whole is None else scale.float() * whole
-            plain[name] = (_E2M1[codes].unflatten(1, (scales.shape[1], -1)) * scales[..., None]).flatten(1)
+            plain[f"{module}.weight"] = _decode_four_bits(tensor, _scales(stored, module, scale))
         else:
             plain[name] = tensor.float() * scale.float()
     return plain
+
+
+def _scales(stored: dict[str, torch.Tensor], module: str, scale: torch.Tensor) -> torch.Tensor:
+    if scale.dtype is torch.uint8:
+        return torch.exp2(scale.double() - 127).float()
+    if f"{module}.weight_scale_2" in stored:  # ModelOpt
+        return scale.float() * stored[f"{module}.weight_scale_2"]
+    return scale.float() / stored[f"{module}.weight_global_scale"]
+
+
+def _decode_four_bits(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).long()
+    return (_E2M1[codes].unflatten(1, (scales.shape[1], -1)) * scales[..., None]).flatten(1)
