@@ -188,3 +188,16 @@ def test_swarm_asks_each_role_of_its_own_model(fake: FakeOpenAI, run_bench) -> N
 def test_three_models_for_two_roles_are_refused(run_bench) -> None:
     with pytest.raises(ConfigError, match=r"3 models for 2 roles"):
         run_bench(workload=load_workload("agentic-swarm"), models=("a", "b", "c"), concurrency=1, num_requests=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("usd_per_hour", -1.0), ("usd_per_hour", float("nan")), ("watts", -0.5), ("watts", float("inf")),
+        ("num_devices", 0), ("num_unloaded", -1), ("num_warmup", -1),
+    ],
+)  # fmt: skip
+def test_impossible_prices_and_counts_are_refused_before_anything_is_sent(name: str, value: float) -> None:
+    option = "--price-per-hour" if name == "usd_per_hour" else f"--{name.replace('_', '-')}"
+    with pytest.raises(ConfigError, match=f"{option}={value}.*is not possible: give a"):
+        serve_bench("http://127.0.0.1:9", **(FEW | {"concurrency": 1, name: value})).check()

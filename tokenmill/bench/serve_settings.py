@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +45,16 @@ class ServeBench:
     def check(self) -> None:
         """ConfigError for settings that contradict each other."""
         self.load.check()
+        for option, value in (("--price-per-hour", self.usd_per_hour), ("--watts", self.watts)):
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{option}={value} is not possible: give a number from 0")
+        for option, count, least in (
+            ("--num-devices", self.num_devices, 1),
+            ("--num-unloaded", self.num_unloaded, 0),
+            ("--num-warmup", self.num_warmup, 0),
+        ):
+            if count < least:
+                raise ConfigError(f"{option}={count} is not possible: give a whole number from {least}")
         if self.prompts == "ids" and (self.endpoint != "completions" or not self.vocab_size):
             raise ConfigError("prompts as token ids need --endpoint completions and --vocab-size of the model")
         num_roles = self.load.workload.num_models if self.load.workload else 1

@@ -13,8 +13,8 @@ from tokenmill.cli.output import note, print_json
 
 JSON = typer.Option(False, "--json", help="Print nothing but the JSON object.")
 OUTPUT = typer.Option(None, "--output", "-o", help="Write the JSON object to this file, too.")
-PRICE = typer.Option(None, "--price-per-hour", help="Dollars per hour of the measured machine.")
-WATTS = typer.Option(None, "--watts", help="Power draw of the measured machine.")
+PRICE = typer.Option(None, "--price-per-hour", min=0, help="Dollars per hour of the measured machine.")
+WATTS = typer.Option(None, "--watts", min=0, help="Power draw of the measured machine.")
 API_KEY = typer.Option(None, help="Bearer key.", envvar="TOKENMILL_API_KEY")
 
 

@@ -66,7 +66,8 @@ def margin(
     share = "" if result.margin_share is None else f" ({result.margin_share:.1%} of the price)"
     print(f"revenue  ${result.revenue_usd_per_mtok:.6g} per million tokens ({answer['price_source']})")
     print(f"cost     ${result.cost_usd_per_mtok:.6g} ({origin})")
-    print(f"margin   ${result.margin_usd_per_mtok:.6g}{share}")
+    sign = "-" if result.margin_usd_per_mtok < 0 else ""
+    print(f"margin   {sign}${abs(result.margin_usd_per_mtok):.6g}{share}")
 
 
 def _cost_per_mtok(
