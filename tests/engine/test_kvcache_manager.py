@@ -65,8 +65,8 @@ def test_a_hit_needs_the_window_and_the_state_at_its_boundary():
     assert kv.match(HASHES, 9).num_blocks == 9
     # Drive the window blocks of boundary 9 out: the hit falls back to the longest boundary still whole.
     lost = kv.pools["window"].find(HASHES[8])
-    kv.pools["window"]._unpublish(lost)
-    kv.pools["window"]._cached.pop(lost)
+    kv.pools["window"]._unpublish([lost])
+    kv.pools["window"]._cached.remove(lost)
     kv.pools["window"]._free.append(lost)
     assert kv.match(HASHES, 9).num_blocks == 8
     kv.start("b", HASHES, PrefixHit(8, 8))

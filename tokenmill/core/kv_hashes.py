@@ -54,6 +54,8 @@ class BlockHasher:
     def extend(self, hashes: list[bytes], token_ids: Sequence[int]) -> None:
         """Append to `hashes` the digest of every full block of `token_ids` that it does not hold yet."""
         size = self.block_size
+        if (len(hashes) + 1) * size > len(token_ids):
+            return
         parent = hashes[-1] if hashes else self.root
         for start in range(len(hashes) * size, len(token_ids) - size + 1, size):
             block = array("i", token_ids[start : start + size]).tobytes()

@@ -63,7 +63,8 @@ def find_spent(request: Request, config: BudgetConfig, ledger: Ledger, *, is_run
         spent = _check(f"request {request.request_id}", request.budget_usd, ledger.request_cost(request.request_id).usd)
         if spent is not None:
             return spent
-    for name in _sessions(request, ledger):
+    has_limit = request.budget_usd is not None or config.session_usd is not None
+    for name in _sessions(request, ledger) if has_limit else ():
         told = request.budget_usd if name == request.session_id else None
         limit = min((usd for usd in (config.session_usd, told) if usd is not None), default=None)
         spent = _check(f"session {name!r}", limit, ledger.spending.session_usd(name))

@@ -162,7 +162,8 @@ class Ledger:
         for owner, ticks in spent.items():
             self.spending.add(owner, ticks * life.units.pico_usd_per_hour)
         for (line, _), ticks, nj in zip(unowned, parts[-3:], joules[-3:], strict=True):
-            self._book_unowned(life, line, ticks, nj)
+            if ticks or nj:
+                self._book_unowned(life, line, ticks, nj)
         life.explained += sum(parts)
         self._settle_lost(life)
 
@@ -311,8 +312,12 @@ class Ledger:
 
 def _whole_parts(seconds: Sequence[float], whole_s: float) -> list[int]:
     """Ticks of each part of a frame. Parts that make up the whole make it up exactly; where they do not, that stays."""
-    ticks, done_s, done = [], 0.0, 0
+    ticks: list[int] = []
+    done_s, done = 0.0, 0
     for part in seconds:
+        if not part:
+            ticks.append(0)
+            continue
         done_s += part
         upto = to_ticks(done_s)
         ticks.append(upto - done)
@@ -328,10 +333,10 @@ def _split_joules(frame: StepFrame, parts: Sequence[int]) -> list[int | None]:
 
     In nanojoules; None: no meter, or one that is broken.
     """
-    whole = sum(parts)
     joules = frame.joules
-    if joules is None or not math.isfinite(joules) or joules < 0 or whole == 0:
+    if joules is None or not math.isfinite(joules) or joules < 0 or not any(parts):
         return [None] * len(parts)
+    whole = sum(parts)
     total, done, dealt, shares = round(joules * _NANO), 0, 0, []
     for ticks in parts:
         done += ticks

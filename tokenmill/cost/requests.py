@@ -113,8 +113,9 @@ class RequestBook:
             cell.tally(Line.OVERRUN).charge(ticks, units, measured_nj)
             return late.payer or owner
         entry = self._open.get(delta.request_id) or self._add(delta.request_id, Entry(Owner(model)))
-        self._charge(entry, delta, ticks, units, measured_nj)
-        self._count(entry, delta)
+        cell = self._cell(entry.owner)
+        self._charge(entry, cell, delta, ticks, units, measured_nj)
+        self._count(entry, cell, delta)
         return entry.payer or entry.owner
 
     def finish(self, request_id: str, *, is_complete: bool) -> RequestCost:
@@ -155,9 +156,11 @@ class RequestBook:
             self._finished.popitem(last=False)
         return entry
 
-    def _charge(self, entry: Entry, delta: TokenDelta, ticks: int, units: UnitRate, measured_nj: int | None) -> None:
+    def _charge(
+        self, entry: Entry, cell: Cell, delta: TokenDelta, ticks: int, units: UnitRate, measured_nj: int | None
+    ) -> None:
         entry.tally.charge(ticks, units, measured_nj)
-        cell, left, left_nj = self._cell(entry.owner), ticks, measured_nj
+        left, left_nj = ticks, measured_nj
         for index, seconds in enumerate((delta.prefill_s, 0.0, delta.draft_s, delta.rejected_s, delta.transfer_s)):
             if seconds:
                 part = min(to_ticks(seconds), left)
@@ -170,22 +173,22 @@ class RequestBook:
             cell.tally(Line.DECODE).charge(left, units, left_nj)
             entry.by_line[1] += left
 
-    def _count(self, entry: Entry, delta: TokenDelta) -> None:
-        counts = entry.counts
+    def _count(self, entry: Entry, cell: Cell, delta: TokenDelta) -> None:
+        counts, sums = entry.counts, cell.counts
         if delta.token_ids:
             if not entry.num_generated:
-                self._set(entry, "num_prompt_tokens", entry.num_prompt_tokens or 0)
+                _set(counts, sums, "num_prompt_tokens", entry.num_prompt_tokens or 0)
             entry.num_generated += len(delta.token_ids)
-            self._set(entry, "num_output_tokens", entry.num_generated)
+            _set(counts, sums, "num_output_tokens", entry.num_generated)
         if delta.num_cached_tokens:  # of the first choice only, as the prompt
             told = delta.num_cached_tokens
             prompt = entry.num_prompt_tokens
-            self._set(entry, "num_cached_tokens", told if prompt is None else min(told, prompt))
+            _set(counts, sums, "num_cached_tokens", told if prompt is None else min(told, prompt))
         if delta.num_prefill_tokens:
-            self._set(entry, "num_computed_tokens", counts.num_computed_tokens + delta.num_prefill_tokens)
+            _set(counts, sums, "num_computed_tokens", counts.num_computed_tokens + delta.num_prefill_tokens)
         if delta.num_draft_tokens:
-            self._set(entry, "num_draft_tokens", counts.num_draft_tokens + delta.num_draft_tokens)
-            self._set(entry, "num_rejected_tokens", counts.num_rejected_tokens + delta.num_rejected_tokens)
+            _set(counts, sums, "num_draft_tokens", counts.num_draft_tokens + delta.num_draft_tokens)
+            _set(counts, sums, "num_rejected_tokens", counts.num_rejected_tokens + delta.num_rejected_tokens)
 
     def _settle(self, entry: Entry, outcome: Outcome) -> None:
         """Set the counts that only the end tells: what was shown, whether it was good."""
@@ -196,16 +199,17 @@ class RequestBook:
         is_good = outcome.is_complete and (
             self._slo is None or self._slo.is_met(outcome.ttft_s, outcome.tpot_s, outcome.e2e_s)
         )
-        self._set(entry, "num_output_tokens", shown)
-        self._set(entry, "num_overrun_tokens", max(0, entry.num_generated - shown))
-        self._set(entry, "num_good_tokens", shown if is_good else 0)
-        self._set(entry, "num_good_requests", int(is_good))
-        self._set(entry, "num_requests", 1)
+        counts, sums = entry.counts, self._cell(entry.owner).counts
+        _set(counts, sums, "num_output_tokens", shown)
+        _set(counts, sums, "num_overrun_tokens", max(0, entry.num_generated - shown))
+        _set(counts, sums, "num_good_tokens", shown if is_good else 0)
+        _set(counts, sums, "num_good_requests", int(is_good))
+        _set(counts, sums, "num_requests", 1)
 
-    def _set(self, entry: Entry, name: str, value: int) -> None:
-        """Make `value` this request's part of the sums."""
-        by = value - getattr(entry.counts, name)
-        if by:
-            setattr(entry.counts, name, value)
-            counts = self._cell(entry.owner).counts
-            setattr(counts, name, getattr(counts, name) + by)
+
+def _set(counts: TokenCounts, sums: TokenCounts, name: str, value: int) -> None:
+    """Make `value` this request's part of the sums."""
+    by = value - getattr(counts, name)
+    if by:
+        setattr(counts, name, value)
+        setattr(sums, name, getattr(sums, name) + by)

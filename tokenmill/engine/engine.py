@@ -46,6 +46,7 @@ class Engine:
         self._grammars = grammars
         self._spans = StepSpans()
         self._num_added = 0
+        self._unsalted = self._new_hasher(None)  # keeps nothing of a sequence: most requests share it
 
     # -- requests --
 
@@ -102,12 +103,11 @@ class Engine:
             )
 
     def _hasher(self, request: Request) -> BlockHasher:
-        return BlockHasher(
-            self.card.block_size,
-            self.card.weights_version,
-            salt=request.cache_salt,
-            algorithm=self.card.hash_algorithm,
-        )
+        return self._unsalted if request.cache_salt is None else self._new_hasher(request.cache_salt)
+
+    def _new_hasher(self, salt: str | None) -> BlockHasher:
+        card = self.card
+        return BlockHasher(card.block_size, card.weights_version, salt=salt, algorithm=card.hash_algorithm)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its blocks at once; False when it is not here (it may just have finished)."""

@@ -70,9 +70,10 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Take one drawn token and decide whether the sequence ends with it."""
         self.token_ids.append(token_id)
-        if ends_text(self.request, self.num_output_tokens, token_id):
+        num_output_tokens = self.num_output_tokens
+        if ends_text(self.request, num_output_tokens, token_id):
             self.finish_reason, self.stop_token_id = FinishReason.STOP, token_id
-        elif self.num_output_tokens >= self.max_tokens:
+        elif num_output_tokens >= self.max_tokens:
             self.finish_reason = FinishReason.LENGTH
 
 

@@ -28,12 +28,14 @@ class Coasting:
 
     order   its place in the running order
     due     step after which it must be looked at: a block to reserve, publish or free, or its end
+    is_over  it does not coast any more
     """
 
     sequence: Sequence
     order: int
     synced: int
     due: int = 0
+    is_over: bool = False
 
 
 #: A heap's item: (step, place in the running order, who).
@@ -57,9 +59,13 @@ class SkippingScheduler(Scheduler):
         self._num_begun = 0
         self._reserved: list[Coasting] = []
         windows = {group.window_tokens for group in kv.groups if group.window_tokens is not None}
-        #: Remainders of the number of computed tokens at which a table changes: a block is complete, the next token
-        #: needs a new one, a window leaves one behind.
-        self._phases = sorted({0, 1 % kv.block_size, *(window % kv.block_size for window in windows)})
+        # Remainders of the number of computed tokens at which a table changes: a block is complete, the next token
+        # needs a new one, a window leaves one behind.
+        phases = {0, 1 % kv.block_size, *(window % kv.block_size for window in windows)}
+        size = kv.block_size
+        #: Steps to the next of them, by remainder.
+        self._to_phase = [min((phase - at - 1) % size + 1 for phase in phases) for at in range(size)]
+        self._pools = set(kv.pools.values())
 
     @property
     def num_coasting(self) -> int:
@@ -94,7 +100,7 @@ class SkippingScheduler(Scheduler):
         ):
             return 0  # it may be admitted in any step
         # In so many rounds of a block each, everybody surely finds its blocks, whatever windows free meanwhile.
-        rounds = min(pool.num_available for pool in self.kv.pools.values()) // count
+        rounds = min([pool.num_available for pool in self._pools]) // count
         return min(self._first(self._ends) - self._step, rounds * self.kv.block_size)
 
     def advance(self, num_steps: int) -> list[Sequence]:
@@ -171,6 +177,8 @@ class SkippingScheduler(Scheduler):
     def _gather(self) -> None:
         """End all coasting: every sequence is as single steps would have left it."""
         self.coasting()
+        for entry in self._coasting.values():
+            entry.is_over = True
         for entries in (self._coasting, self._due, self._ends):
             entries.clear()
         self._context = 0
@@ -185,6 +193,8 @@ class SkippingScheduler(Scheduler):
         self._step += 1
         self._context += len(self._coasting)
         self.counters.generation_tokens += len(self._coasting)
+        if not planned:
+            return [entry.sequence for entry in entries if self._settle(entry)], []
         ended, sequences = [], []
         todo: list[tuple[int, int]] = [(entry.order, index) for index, entry in enumerate(entries)]
         todo += [(self._orders[p.request_id], len(entries) + index) for index, p in enumerate(planned)]
@@ -217,8 +227,9 @@ class SkippingScheduler(Scheduler):
         num_tokens, entry.synced = self._step - entry.synced, self._step
         if num_tokens:
             sequence = entry.sequence
-            *most, last = self.draw(sequence, num_tokens)
-            sequence.token_ids.extend(most)
+            drawn = self.draw(sequence, num_tokens)
+            last = drawn.pop()
+            sequence.token_ids += drawn
             sequence.append(last)
             sequence.num_computed_tokens += num_tokens
 
@@ -244,6 +255,7 @@ class SkippingScheduler(Scheduler):
 
     def _leave(self, entry: Coasting) -> None:
         self._context -= entry.sequence.num_computed_tokens
+        entry.is_over = True
         del self._coasting[entry.sequence.request_id]
 
     def _computed(self, entry: Coasting, step: int) -> int:
@@ -251,9 +263,8 @@ class SkippingScheduler(Scheduler):
         return entry.sequence.num_computed_tokens + step - entry.synced
 
     def _set_due(self, entry: Coasting) -> None:
-        size, sequence = self.kv.block_size, entry.sequence
-        remainder = sequence.num_computed_tokens % size
-        to_phase = min((phase - remainder - 1) % size + 1 for phase in self._phases)
+        sequence = entry.sequence
+        to_phase = self._to_phase[sequence.num_computed_tokens % self.kv.block_size]
         to_end = sequence.max_tokens - sequence.num_output_tokens
         entry.due = self._step + min(to_phase, to_end)
         heappush(self._due, (entry.due, entry.order, entry))
@@ -262,7 +273,7 @@ class SkippingScheduler(Scheduler):
         """The first step in a heap of steps, without those that no longer coast."""
         while entries:
             step, _, entry = entries[0]
-            if self._coasting.get(entry.sequence.request_id) is entry:
+            if not entry.is_over:
                 return step
             heappop(entries)
         return _NEVER
@@ -275,9 +286,13 @@ class SkippingScheduler(Scheduler):
         return entries
 
     def _reserve_due(self, entries: list[Coasting], step: int) -> bool:
-        first = 1 % self.kv.block_size  # only the first token of a block needs a new one
-        needy = [e for e in entries if self._computed(e, step) % self.kv.block_size == first]
-        return all(self.kv.reserve(e.sequence.request_id, self._computed(e, step)) for e in needy)
+        size = self.kv.block_size
+        first = 1 % size  # only the first token of a block needs a new one
+        for entry in entries:
+            num_tokens = self._computed(entry, step)
+            if num_tokens % size == first and not self.kv.reserve(entry.sequence.request_id, num_tokens):
+                return False
+        return True
 
     # -- the base class, told apart --
 
@@ -286,6 +301,18 @@ class SkippingScheduler(Scheduler):
         self._apart[sequence.request_id] = sequence
         self._orders[sequence.request_id] = self._num_begun
         self._num_begun += 1
+
+    def _plan(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> SequencePlan:
+        """Without block tables: nobody reads or writes rows."""
+        return SequencePlan(
+            request_id=sequence.request_id,
+            num_computed_tokens=sequence.num_computed_tokens,
+            num_scheduled_tokens=num_tokens + num_drafts,
+            is_sampling=num_tokens == sequence.num_uncomputed_tokens,
+            block_tables={},
+            num_draft_tokens=num_drafts,
+            num_protected_tokens=sequence.num_protected_tokens,
+        )
 
     def _preempt(self, sequence: Sequence) -> None:
         super()._preempt(sequence)

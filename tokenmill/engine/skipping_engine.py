@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from tokenmill.core.clock import Clock
 from tokenmill.core.errors import CapabilityError
@@ -154,6 +155,7 @@ class SkippingEngine(Engine):
             return Span(plan, 1, start_s, lambda n: seconds)
         batch, context, model = self._skipping.num_coasting, self._skipping.coasting_context, self._step_time
 
+        @cache
         def elapsed_s(count: int) -> float:
             return model.decode_seconds(batch, context, count)
 

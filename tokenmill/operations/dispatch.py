@@ -393,7 +393,7 @@ class DispatchCore:
         if not self.fleet.can_return(flight.request.model):
             return self._stop_with(flight, _lost(flight, "no worker of its model is left"))
         if flight.wait_until_s is None:
-            flight.wait_until_s = now_s + self._config.worker_wait_timeout_s
+            self.in_flight.wait(flight, now_s + self._config.worker_wait_timeout_s)
         return []
 
     # -- loss --
@@ -479,12 +479,12 @@ class DispatchCore:
 
     def _check_flights(self, now_s: float) -> list[Action]:
         actions: list[Action] = []
-        for flight in list(self.in_flight):
-            if flight.deadline_s <= now_s:
-                limit = f"{self._config.request_timeout_s:g} s (request_timeout_s)"
-                error = DeadlineError(f"request {flight.request_id} did not end within {limit}: ask for fewer tokens")
-                actions += self._stop_with(flight, error)
-            elif flight.wait_until_s is not None and flight.wait_until_s <= now_s:
+        for flight in self.in_flight.overdue(now_s):
+            limit = f"{self._config.request_timeout_s:g} s (request_timeout_s)"
+            error = DeadlineError(f"request {flight.request_id} did not end within {limit}: ask for fewer tokens")
+            actions += self._stop_with(flight, error)
+        for flight in self.in_flight.waiting():
+            if flight.wait_until_s is not None and flight.wait_until_s <= now_s:
                 limit = f"{self._config.worker_wait_timeout_s:g} s"
                 actions += self._stop_with(flight, _lost(flight, f"no worker came back within {limit}"))
         return actions

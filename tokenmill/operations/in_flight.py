@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.operations.admission import ModelLoad
@@ -54,6 +55,7 @@ class InFlight:
         self._flights: dict[str, Flight] = {}
         self._by_worker: dict[str, dict[str, Flight]] = {}
         self._loads: dict[str, list[int]] = {}
+        self._waiting: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -72,7 +74,13 @@ class InFlight:
 
     def waiting(self, model: str | None = None) -> list[Flight]:
         """Those that wait for a worker to come back."""
+        if not self._waiting:
+            return []
         return [f for f in self if f.wait_until_s is not None and (model is None or f.request.model == model)]
+
+    def overdue(self, now_s: float) -> list[Flight]:
+        """Those whose time is over. All get the same time, so a later one is never due before an earlier one."""
+        return list(takewhile(lambda flight: flight.deadline_s <= now_s, self))
 
     def add(self, flight: Flight) -> None:
         assert flight.request_id not in self._flights, f"duplicate request id {flight.request_id}"
@@ -83,8 +91,14 @@ class InFlight:
 
     def place(self, flight: Flight, worker_id: str) -> None:
         flight.worker_id, flight.wait_until_s = worker_id, None
+        self._waiting.discard(flight.request_id)
         flight.attempts += 1
         self._by_worker.setdefault(worker_id, {})[flight.request_id] = flight
+
+    def wait(self, flight: Flight, until_s: float) -> None:
+        """Nobody has it, and nobody can take it yet."""
+        flight.wait_until_s = until_s
+        self._waiting.add(flight.request_id)
 
     def unplace(self, flight: Flight) -> None:
         """Its worker has it no longer."""
@@ -108,6 +122,7 @@ class InFlight:
 
     def remove(self, flight: Flight) -> None:
         self.unplace(flight)
+        self._waiting.discard(flight.request_id)
         load = self._loads[flight.request.model]
         load[0] -= 1
         load[1] -= flight.num_pending_tokens
@@ -122,5 +137,6 @@ class InFlight:
             assert load == [len(mine), sum(f.num_pending_tokens for f in mine)], f"{model}: {load}"
         placed = {f.request_id for f in self if f.worker_id is not None}
         assert placed == {i for of in self._by_worker.values() for i in of}, "placements differ"
+        assert self._waiting == {f.request_id for f in self if f.wait_until_s is not None}, "who waits differs"
         for flight in self:
             assert (flight.worker_id is None) == (flight.wait_until_s is not None), f"{flight}"

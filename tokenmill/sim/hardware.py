@@ -7,11 +7,13 @@ Not responsible for: the formulas (cost/steptime), settings (recipes).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenmill.core.cache_groups import CacheGroup, GroupKind
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.work_description import WorkDescription
 from tokenmill.cost.rates import DeviceRate, resolve_rate
+from tokenmill.cost.steptime.calibration import Calibration, read_calibration
 from tokenmill.cost.steptime.load import step_time_for
 from tokenmill.cost.steptime.parallel import Parallel, cache_bytes_per_device, fewest
 from tokenmill.cost.steptime.shape import StepTime
@@ -54,8 +56,13 @@ def place_model(
     is_quiet: bool = False,
     load_s: float = 60.0,
 ) -> Placed:
-    """As many workers as the devices allow. layout None: as few devices per worker as hold it, a power of two."""
-    spec, work = load_catalogue().get(hardware), describe_model(model, precision)
+    """As many workers as the devices allow.
+
+    hardware  as step_time_for takes it
+    layout    None: as few devices per worker as hold it, a power of two
+    """
+    spec, precision = _device(hardware, precision)
+    work = describe_model(model, precision)
     parallel = _layout(work, spec, layout)
     step_time = step_time_for(model, hardware, parallel, precision, slowdown=slowdown, context=work.max_model_len / 64)
     num_workers = num_devices // parallel.num_devices
@@ -73,6 +80,19 @@ def place_model(
         num_devices,
         num_devices - num_workers * parallel.num_devices,
     )
+
+
+def _device(hardware: str, precision: str | None) -> tuple[DeviceSpec, str | None]:
+    """The device that a key, or a calibration of published points, is about, and the weights' precision there."""
+    if not hardware.endswith(".toml"):
+        return load_catalogue().get(hardware), precision
+    calibration = read_calibration(Path(hardware))
+    if isinstance(calibration, Calibration):
+        raise ConfigError(
+            f"{hardware} holds measured step times of {calibration.model}, and neither memory nor price of a device: "
+            "give a key of the catalogue, or a calibration of published points"
+        )
+    return load_catalogue().get(calibration.hardware), precision or calibration.precision
 
 
 def _layout(work: WorkDescription, spec: DeviceSpec, layout: str | None) -> Parallel:

@@ -45,18 +45,22 @@ class PromptMaker:
         """The shared ids of its length, and hashes by place in the segments."""
         count, size = num_tokens(prompt), self._card.block_size
         hashes: list[bytes] = []
-        parent = self._root
+        parent, digest = self._root, xxhash.xxh3_128_digest
         spans = iter(_spans(prompt))
         start, end, key = next(spans, (0, 0, ""))
         for index in range(count // size):
             low, high = index * size, (index + 1) * size
+            if start <= low and high < end:  # within one segment: most are
+                parent = digest(parent + _ENCODE([(key, low - start, high - start)]))
+                hashes.append(parent)
+                continue
             parts = []
             while True:
                 parts.append((key, max(low, start) - start, min(high, end) - start))
                 if end >= high:
                     break
                 start, end, key = next(spans)
-            parent = xxhash.xxh3_128_digest(parent + _ENCODE(parts))
+            parent = digest(parent + _ENCODE(parts))
             hashes.append(parent)
         return same_ids(count), hashes
 

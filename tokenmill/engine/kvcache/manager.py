@@ -32,8 +32,26 @@ class _GroupBlocks:
 
 @dataclass(slots=True)
 class _SequenceBlocks:
-    by_group: dict[str, _GroupBlocks]
+    by_lane: list[_GroupBlocks]
     num_published: int  # logical blocks that were published (or came from the cache)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """Groups whose blocks always come, are published and go together: they share a pool, and a block's id.
+
+    group            the first of them, which speaks for all
+    bytes_per_block  of all of them
+    is_plain         every block is published under its hash alone
+    is_kept          some boundary needs its blocks, and is kept
+    """
+
+    group: CacheGroup
+    names: tuple[str, ...]
+    pool: BlockPool
+    bytes_per_block: int
+    is_plain: bool
+    is_kept: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +87,28 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.retention_interval = retention_interval
         self._rebuild_blocks = _rebuild_blocks(groups, block_size) if retention_interval is None else 0
-        self.pools = {g.name: BlockPool(g.name, num_blocks[g.name]) for g in self.groups}
-        self._windowed = [group for group in self.groups if group.window_tokens is not None]
-        #: Groups whose every block is published under its hash alone.
-        self._plain = {
-            g.name
-            for g in self.groups
-            if not g.lookahead_tokens and (g.window_tokens is None or (g.window_tokens and retention_interval == 1))
-        }
-        #: Groups of which no boundary needs a block, or none is kept.
-        self._unkept = {
-            g.name
-            for g in self._windowed
-            if retention_interval is None or (retention_interval == 1 and not g.window_tokens)
-        }
+        self._lanes = [self._lane(together, num_blocks) for together in _together(self.groups, num_blocks)]
+        self.pools = {name: lane.pool for lane in self._lanes for name in lane.names}
+        self._place_of = {name: place for place, lane in enumerate(self._lanes) for name in lane.names}
+        self._windowed = [
+            (place, lane.pool, lane.group.window_tokens)
+            for place, lane in enumerate(self._lanes)
+            if lane.group.window_tokens is not None
+        ]
         self._sequences: dict[str, _SequenceBlocks] = {}
         self._total_bytes = sum(g.bytes_per_block * num_blocks[g.name] for g in self.groups)
         self._log: KVLog | None = None
+
+    def _lane(self, groups: Sequence[CacheGroup], num_blocks: dict[str, int]) -> _Lane:
+        group, window, retention = groups[0], groups[0].window_tokens, self.retention_interval
+        return _Lane(
+            group,
+            tuple(g.name for g in groups),
+            BlockPool(group.name, num_blocks[group.name]),
+            sum(g.bytes_per_block for g in groups),
+            is_plain=not group.lookahead_tokens and (window is None or (window > 0 and retention == 1)),
+            is_kept=window is None or (retention is not None and (retention != 1 or window > 0)),
+        )
 
     def open_log(self, card: ModelCard) -> KVLog:
         """From now on changes of the prefix cache are written down. What is cached already is forgotten: nobody
@@ -94,9 +117,8 @@ class KVCacheManager:
             self.clear_cache()
             rebuild_blocks = self._rebuild_blocks if self.retention_interval is None else None
             self._log = KVLog(KVFormat.of(card, self.groups if self.enable_prefix_caching else (), rebuild_blocks))
-            for name, pool in self.pools.items():
-                if self._log.tells_of(name):
-                    pool.on_removed = partial(self._log.removed, name)
+            for lane in self._lanes:
+                lane.pool.on_removed = partial(_write_removed, self._log, lane.names)
         return self._log
 
     # -- prefix hits --
@@ -106,25 +128,25 @@ class KVCacheManager:
         if not self.enable_prefix_caching:
             return PrefixHit()
         num_hit_blocks = min(max_blocks, len(block_hashes))
-        required = [g for g in self.groups if g.is_required]
-        for group in required:
-            if group.window_tokens is None:
-                num_hit_blocks = self._leading_hits(group, block_hashes, num_hit_blocks)
+        required = [lane for lane in self._lanes if lane.group.is_required]
+        for lane in required:
+            if lane.group.window_tokens is None:
+                num_hit_blocks = self._leading_hits(lane, block_hashes, num_hit_blocks)
         if self.retention_interval is None:
             resume_block = num_hit_blocks - self._rebuild_blocks
             return PrefixHit(num_hit_blocks, resume_block) if resume_block > 0 else PrefixHit()
-        windowed = [g for g in required if g.window_tokens is not None]
-        while num_hit_blocks and not all(self._has_boundary(g, block_hashes, num_hit_blocks) for g in windowed):
+        windowed = [lane for lane in required if lane.group.window_tokens is not None]
+        while num_hit_blocks and not all(self._has_boundary(lane, block_hashes, num_hit_blocks) for lane in windowed):
             num_hit_blocks -= 1
         return PrefixHit(num_hit_blocks, num_hit_blocks)
 
-    def _leading_hits(self, group: CacheGroup, block_hashes: Sequence[bytes], limit: int) -> int:
-        find = self.pools[group.name].find
+    def _leading_hits(self, lane: _Lane, block_hashes: Sequence[bytes], limit: int) -> int:
+        find = lane.pool.find
         return next((i for i in range(limit) if find(block_hashes[i]) is None), limit)
 
-    def _has_boundary(self, group: CacheGroup, block_hashes: Sequence[bytes], boundary: int) -> bool:
-        find = self.pools[group.name].find
-        return all(find(block_hashes[i]) is not None for i in self._needed_at(group, boundary))
+    def _has_boundary(self, lane: _Lane, block_hashes: Sequence[bytes], boundary: int) -> bool:
+        find = lane.pool.find
+        return all(find(block_hashes[i]) is not None for i in self._needed_at(lane.group, boundary))
 
     def _needed_at(self, group: CacheGroup, boundary: int) -> range:
         return range(group.first_needed_block(boundary * self.block_size, self.block_size), boundary)
@@ -135,12 +157,11 @@ class KVCacheManager:
         self, block_hashes: Sequence[bytes], hit: PrefixHit, num_tokens: int, token_ids: Sequence[int] = ()
     ) -> bool:
         """Is there room for a new sequence to grow to `num_tokens`, its hits included? token_ids: see `start`."""
-        for group in self.groups:
-            pool = self.pools[group.name]
-            hit_ids = self._hit_blocks(group, block_hashes, hit, token_ids)
-            pinned = sum(pool.is_cached(block_id) for block_id in hit_ids)
-            new = self._live_blocks(group, num_tokens) - len(hit_ids)
-            if max(new, 0) + pinned > pool.num_available:
+        for lane in self._lanes:
+            hit_ids = self._hit_blocks(lane, block_hashes, hit, token_ids)
+            pinned = sum(map(lane.pool.is_cached, hit_ids))
+            new = self._live_blocks(lane.group, num_tokens) - len(hit_ids)
+            if max(new, 0) + pinned > lane.pool.num_available:
                 return False
         return True
 
@@ -149,13 +170,14 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size) - group.first_needed_block(num_tokens, self.block_size)
 
     def _hit_blocks(
-        self, group: CacheGroup, block_hashes: Sequence[bytes], hit: PrefixHit, token_ids: Sequence[int]
+        self, lane: _Lane, block_hashes: Sequence[bytes], hit: PrefixHit, token_ids: Sequence[int]
     ) -> list[int]:
-        """Blocks of this group that a hit takes over; empty when an optional group misses or a window is rebuilt."""
-        if group.window_tokens is not None and hit.resume_block < hit.num_blocks:
+        """Blocks of this lane that a hit takes over; empty when an optional group misses or a window is rebuilt."""
+        group = lane.group
+        if not hit.num_blocks or (group.window_tokens is not None and hit.resume_block < hit.num_blocks):
             return []
         keys = [self._key(group, i, block_hashes, token_ids) for i in self._needed_at(group, hit.num_blocks)]
-        found = [None if key is None else self.pools[group.name].find(key) for key in keys]
+        found = [None if key is None else lane.pool.find(key) for key in keys]
         present = [block_id for block_id in found if block_id is not None]
         assert len(present) == len(found) or not group.is_required, f"group {group.name}: hit vanished"
         return present if len(present) == len(found) else []
@@ -179,28 +201,27 @@ class KVCacheManager:
         token_ids   of the sequence, for groups that look ahead; without them these groups miss
         """
         assert request_id not in self._sequences, f"{request_id} already holds blocks"
-        by_group = {}
-        for group in self.groups:
-            ids = self._hit_blocks(group, block_hashes, hit, token_ids)
+        by_lane = []
+        for lane in self._lanes:
+            ids = self._hit_blocks(lane, block_hashes, hit, token_ids)
             for block_id in ids:
-                self.pools[group.name].acquire(block_id)
-            end = hit.num_blocks if group.window_tokens is None else hit.resume_block
-            by_group[group.name] = _GroupBlocks(end - len(ids), ids)
-        self._sequences[request_id] = _SequenceBlocks(by_group, num_published=hit.num_blocks)
+                lane.pool.acquire(block_id)
+            end = hit.num_blocks if lane.group.window_tokens is None else hit.resume_block
+            by_lane.append(_GroupBlocks(end - len(ids), ids))
+        self._sequences[request_id] = _SequenceBlocks(by_lane, num_published=hit.num_blocks)
 
     def reserve(self, request_id: str, num_tokens: int) -> bool:
         """Make blocks cover positions below `num_tokens` in every group, or change nothing and return False."""
-        by_group = self._sequences[request_id].by_group
         end = -(-num_tokens // self.block_size)
         missing = []
-        for name, blocks in by_group.items():
+        for lane, blocks in zip(self._lanes, self._sequences[request_id].by_lane, strict=True):
             count = end - blocks.first - len(blocks.ids)
             if count > 0:
-                if count > self.pools[name].num_available:
+                if count > lane.pool.num_available:
                     return False
-                missing.append((name, count))
-        for name, count in missing:
-            by_group[name].ids.extend(self.pools[name].allocate(count))
+                missing.append((lane.pool, blocks.ids, count))
+        for pool, ids, count in missing:
+            ids += pool.allocate(count)
         return True
 
     def advance(
@@ -217,14 +238,15 @@ class KVCacheManager:
         draft_rows_from  draft groups hold rows from this position on; None: not at all
         """
         sequence = self._sequences[request_id]
-        if self.enable_prefix_caching:
-            self._publish(sequence, num_computed_tokens // self.block_size, block_hashes, token_ids, draft_rows_from)
-        for group in self._windowed:
-            blocks = sequence.by_group[group.name]
-            keep_from = group.first_needed_block(num_computed_tokens, self.block_size)
-            num_dead = min(keep_from - blocks.first, len(blocks.ids))
-            if num_dead > 0:
-                self.pools[group.name].release(blocks.ids[:num_dead])
+        num_complete = num_computed_tokens // self.block_size
+        if self.enable_prefix_caching and num_complete > sequence.num_published:
+            self._publish(sequence, num_complete, block_hashes, token_ids, draft_rows_from)
+        for place, pool, window in self._windowed:
+            blocks = sequence.by_lane[place]
+            keep_from = (num_computed_tokens - window) // self.block_size  # CacheGroup.first_needed_block
+            if keep_from > blocks.first and blocks.ids:
+                num_dead = min(keep_from - blocks.first, len(blocks.ids))
+                pool.release(blocks.ids[:num_dead])
                 del blocks.ids[:num_dead]
                 blocks.first += num_dead
 
@@ -236,31 +258,34 @@ class KVCacheManager:
         token_ids: Sequence[int],
         draft_rows_from: int | None,
     ) -> None:
-        if num_complete <= sequence.num_published:
-            return
-        for group in self.groups:
-            blocks, first = sequence.by_group[group.name], sequence.num_published
+        for lane, blocks in zip(self._lanes, sequence.by_lane, strict=True):
+            if not lane.is_kept:
+                continue
+            group, first = lane.group, sequence.num_published
             if group.kind is GroupKind.DRAFT:
                 first = num_complete if draft_rows_from is None else max(first, -(-draft_rows_from // self.block_size))
             first, end = max(first, blocks.first), min(num_complete, blocks.end)
-            if first >= end or group.name in self._unkept:
+            if first >= end:
                 continue
-            if group.name in self._plain:
+            if lane.is_plain:
                 ids = blocks.ids[first - blocks.first : end - blocks.first]
-                self.pools[group.name].publish_all(ids, block_hashes[first:end])
-                self._write_down(group, block_hashes, first, end)
+                lane.pool.publish_all(ids, block_hashes[first:end])
+                self._write_down(lane, block_hashes, first, end)
                 continue
             for index in range(first, end):
                 key = self._key(group, index, block_hashes, token_ids)
                 if key is not None and self._is_worth_keeping(group, index):
-                    self.pools[group.name].publish(blocks.ids[index - blocks.first], key)
-                    self._write_down(group, block_hashes, index, index + 1)
+                    lane.pool.publish(blocks.ids[index - blocks.first], key)
+                    self._write_down(lane, block_hashes, index, index + 1)
         sequence.num_published = num_complete
 
-    def _write_down(self, group: CacheGroup, block_hashes: Sequence[bytes], first: int, end: int) -> None:
-        if self._log is not None and self._log.tells_of(group.name):
-            parent = block_hashes[first - 1] if first else None
-            self._log.stored(group.name, block_hashes[first:end], parent)
+    def _write_down(self, lane: _Lane, block_hashes: Sequence[bytes], first: int, end: int) -> None:
+        if self._log is None:
+            return
+        parent = block_hashes[first - 1] if first else None
+        for name in lane.names:
+            if self._log.tells_of(name):
+                self._log.stored(name, block_hashes[first:end], parent)
 
     def _is_worth_keeping(self, group: CacheGroup, index: int) -> bool:
         """Will a boundary that window states are kept for need this block?"""
@@ -273,8 +298,8 @@ class KVCacheManager:
 
     def release(self, request_id: str) -> None:
         """Let go of everything; published blocks stay cached, the tail of the sequence is evicted first."""
-        for name, blocks in self._sequences.pop(request_id).by_group.items():
-            self.pools[name].release(reversed(blocks.ids))
+        for lane, blocks in zip(self._lanes, self._sequences.pop(request_id).by_lane, strict=True):
+            lane.pool.release(reversed(blocks.ids))
 
     # -- views --
 
@@ -294,31 +319,51 @@ class KVCacheManager:
         return min(growing) * self.block_size if growing else None
 
     def block_tables(self, request_id: str) -> dict[str, BlockTable]:
-        by_group = self._sequences[request_id].by_group
-        return {name: BlockTable(blocks.first, tuple(blocks.ids)) for name, blocks in by_group.items()}
+        tables = [BlockTable(blocks.first, tuple(blocks.ids)) for blocks in self._sequences[request_id].by_lane]
+        return {group.name: tables[self._place_of[group.name]] for group in self.groups}
 
     @property
     def usage(self) -> float:
         """Share of the cache bytes that running sequences hold, 0..1."""
-        active = sum(g.bytes_per_block * self.pools[g.name].num_active for g in self.groups)
+        active = sum([lane.bytes_per_block * lane.pool.num_active for lane in self._lanes])
         return active / self._total_bytes
 
     def clear_cache(self) -> None:
-        for pool in self.pools.values():
-            told, pool.on_removed = pool.on_removed, None  # told at once below
-            pool.clear_cache()
-            pool.on_removed = told
+        for lane in self._lanes:
+            told, lane.pool.on_removed = lane.pool.on_removed, None  # told at once below
+            lane.pool.clear_cache()
+            lane.pool.on_removed = told
         if self._log is not None:
             self._log.cleared()
 
     def check_integrity(self) -> None:
         """Assert that pools are consistent and that references equal what the sequences hold."""
-        for name, pool in self.pools.items():
-            pool.check_integrity()
-            held = {block_id for s in self._sequences.values() for block_id in s.by_group[name].ids}
-            assert len(held) == pool.num_active, f"group {name}: {pool.num_active} active, {len(held)} held"
-            if self._log is not None and self._log.tells_of(name):
-                assert self._log.held(name) == pool.published(), f"group {name}: the log of its blocks is wrong"
+        for place, lane in enumerate(self._lanes):
+            lane.pool.check_integrity()
+            held = {block_id for s in self._sequences.values() for block_id in s.by_lane[place].ids}
+            assert len(held) == lane.pool.num_active, f"{lane.names}: {lane.pool.num_active} active, {len(held)} held"
+            for name in lane.names:
+                if self._log is not None and self._log.tells_of(name):
+                    is_right = self._log.held(name) == lane.pool.published()
+                    assert is_right, f"group {name}: the log of its blocks is wrong"
+
+
+def _together(groups: Sequence[CacheGroup], num_blocks: dict[str, int]) -> list[list[CacheGroup]]:
+    """Groups by lane. Where a sequence keeps all its blocks and pools are of one size, the same blocks are held,
+    found and evicted in each: they are counted once."""
+    lanes: dict[tuple[str, int], list[CacheGroup]] = {}
+    for group in groups:
+        is_alone = group.window_tokens is not None or group.lookahead_tokens or not group.is_required
+        is_alone = is_alone or group.kind is GroupKind.DRAFT
+        lanes.setdefault((group.name if is_alone else "", num_blocks[group.name]), []).append(group)
+    return list(lanes.values())
+
+
+def _write_removed(log: KVLog, names: Sequence[str], block_hashes: Sequence[bytes]) -> None:
+    for name in names:
+        if log.tells_of(name):
+            for block_hash in block_hashes:
+                log.removed(name, block_hash)
 
 
 def _rebuild_blocks(groups: Sequence[CacheGroup], block_size: int) -> int:

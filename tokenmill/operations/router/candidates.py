@@ -4,7 +4,7 @@ loaded, and of large sets with equal prefixes a seeded sample. Pure."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -96,5 +96,14 @@ def _member(snapshot: FleetSnapshot, worker_id: str) -> MemberView | None:
 
 def break_tie(request: Request, worker_id: str, seed: int) -> int:
     """Depends on seed, request and worker only: equal workers share requests evenly."""
-    tagged = f"{len(request.request_id)}:{request.request_id}{worker_id}"
-    return xxhash.xxh3_64_intdigest(tagged.encode(), seed)
+    return first_of_tie(request, seed)(worker_id)
+
+
+def first_of_tie(request: Request, seed: int) -> Callable[[str], int]:
+    """`break_tie` of one request, for the many workers that may be tied: the least is first."""
+    tag, digest = f"{len(request.request_id)}:{request.request_id}", xxhash.xxh3_64_intdigest
+
+    def place(worker_id: str) -> int:
+        return digest((tag + worker_id).encode(), seed)
+
+    return place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenmill.core.request import Request
 from tokenmill.operations.members import FleetSnapshot
 from tokenmill.operations.router.base import Placement
-from tokenmill.operations.router.candidates import break_tie
+from tokenmill.operations.router.candidates import first_of_tie
 
 
 class LeastLoaded:
@@ -15,10 +15,8 @@ class LeastLoaded:
         self._seed = seed
 
     def choose(self, request: Request, snapshot: FleetSnapshot) -> Placement:
-        tied = snapshot.least_loaded()
-        best = (
-            tied[0]
-            if len(tied) == 1
-            else min(tied, key=lambda member: break_tie(request, member.worker_id, self._seed))
-        )
+        best, *others = tied = snapshot.least_loaded()
+        if others:
+            place = first_of_tie(request, self._seed)
+            best = min(tied, key=lambda member: place(member.worker_id))
         return Placement(best.worker_id, f"load {best.load}, {best.num_pending_tokens} prompt tokens pending")

@@ -302,7 +302,7 @@ class WorkerLoop:
                 busy_s=busy_s,
                 idle_s=interval.idle_s,
                 startup_s=interval.startup_s,
-                unattributed_s=max(0.0, busy_s - sum(delta.seconds for delta in deltas)),
+                unattributed_s=max(0.0, busy_s - sum([delta.seconds for delta in deltas])),
                 held_s=held_s,
                 session=self._session,
                 index=self._num_sent,
