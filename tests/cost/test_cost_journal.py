@@ -134,7 +134,7 @@ def test_a_process_that_died_while_nobody_listened_ends_with_its_successor(telle
     [
         ('{"kind": "cell"', "is no JSON"),
         ("[1]", "is no object with a kind"),
-        ('{"kind": "invoice"}', "has no 'invoice'"),
+        ('{"kind": "invoice"}', "kind 'invoice' is none of run, cell"),
         (
             '{"kind": "cell", "minute": 1, "model": "m", "tenant": null, "session": null, "counts": {}}',
             "has no 'lines'",
@@ -162,6 +162,39 @@ def test_a_broken_line_is_named(line: str, fault: str) -> None:
         read_journal(lines_of(text), "bill.jsonl")
     assert "ledger bill.jsonl, line 3: " in caught.value.message and fault in caught.value.message
     assert "mend or delete that line" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hello",
+        "hello\nworld",
+        "a,b\n1,2\n",
+        '{"timestamp": 0}\n',
+        '{"timestamp": 0}\n{"timest',
+        '{"kind": "x"}\n',
+        "[]",
+    ],
+)
+def test_a_file_that_is_no_ledger_is_refused_and_kept(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"notes\.txt, line 1: "):
+        LedgerFile(path, "a", None)
+    assert path.read_text() == text
+
+
+@given(cut=st.integers(0, 90))
+def test_the_very_first_batch_may_be_torn_anywhere(cut: int) -> None:
+    whole = run_row("run-1", 1e9).encode()
+    num_bytes = read_journal(whole[:cut].splitlines(keepends=True), "x").num_bytes
+    assert num_bytes == (len(whole) if cut >= len(whole) else 0)
+
+
+@pytest.mark.parametrize("tail", ["nonsense\n", '{"kind":"cell"\n{"kind":"cel', '{"kind":"x"}\n'])
+def test_only_the_last_line_can_be_torn(tail: str) -> None:
+    with pytest.raises(ConfigError, match=r"ledger x, line 3: "):
+        read_journal(lines_of(run_row("r", 0.0) + tail), "x")
 
 
 # -- on disk --

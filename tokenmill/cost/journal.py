@@ -137,41 +137,52 @@ def _request_row(request_id: str, entry: Entry) -> Row:
 
 
 def read_journal(lines: Iterable[bytes], name: str) -> Journal:
-    """All whole batches; ConfigError with line number and fault for a line that is broken and no torn end."""
+    """All whole batches; ConfigError with line number and fault for a line that is broken and no torn end.
+
+    Only its last line can be torn, in a batch that was cut off. Anything else is no ledger: a caller that cuts off what
+    is behind the last whole batch must never do that to somebody else's file.
+    """
     journal, batch = Journal(), list[tuple[int, Row]]()
-    num_bytes, fault = 0, None
+    num_bytes = 0
     for number, line in enumerate(lines, 1):
         num_bytes += len(line)
-        row, problem = _parse(line)
-        if problem is not None:
-            fault = fault or f"ledger {name}, line {number}: {problem}"
-        elif row.get("kind") != "end":
+        where = f"ledger {name}, line {number}"
+        if not line.endswith(b"\n"):
+            # Only a file's last line has no end.
+            if not batch and not journal.num_bytes and not _is_torn_start(line):
+                raise _broken(f"{where}: is no line of a ledger: {line[:60]!r}")
+        elif (row := _parse(line, where))["kind"] != "end":
             batch.append((number, row))
-        if row.get("kind") == "end":
-            if fault is not None:
-                raise _broken(fault)
+        else:
             for at, one in batch:
                 _take(journal, one, f"ledger {name}, line {at}")
             batch, journal.num_bytes = [], num_bytes
     return journal
 
 
-def _parse(line: bytes) -> tuple[Row, str | None]:
+def _is_torn_start(line: bytes) -> bool:
+    """Of the first line that a frontend writes (`run_row`)."""
+    start = b'{"kind":"run",'
+    return line.startswith(start) or start.startswith(line)
+
+
+def _parse(line: bytes, where: str) -> Row:
     try:
         row = json.loads(line)
     except ValueError as error:  # of JSON and of UTF-8
-        return {}, f"is no JSON ({error})"
+        raise _broken(f"{where}: is no JSON ({error})") from None
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
-        return {}, f"is no object with a kind: {line[:60]!r}"
-    return row, None if line.endswith(b"\n") else "has no end"
+        raise _broken(f"{where}: is no object with a kind: {line[:60]!r}")
+    if row["kind"] not in (*_TAKERS, "end"):
+        raise _broken(f"{where}: kind {row['kind']!r} is none of {', '.join(_TAKERS)}")
+    return row
 
 
 def _take(journal: Journal, row: Row, where: str) -> None:
     try:
         _TAKERS[row["kind"]](journal, row)
     except KeyError as error:
-        known = ", ".join(_TAKERS)
-        raise _broken(f"{where}: has no {error} (or its kind is none of {known})") from None
+        raise _broken(f"{where}: has no {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise _broken(f"{where}: {error}") from None
 
