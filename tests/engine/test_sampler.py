@@ -148,6 +148,17 @@ def test_logprobs_are_of_the_raw_distribution():
     assert sample(logits.clone(), [row()])[0].logprob is None
 
 
+def test_a_token_that_is_impossible_is_never_drawn_and_a_row_without_a_possible_one_fails():
+    logits = logits_of(1, rows=3)
+    logits[0] = logits[1] = logits[2]
+    logits[0, logits[0].argmax()] = -torch.inf
+    logits[1] = -torch.inf
+    second, failed, best = sample(logits.clone(), [row(temperature=0.0)] * 3)
+    assert second.error is None and second.token_id == logits[2].topk(2).indices[1]
+    assert failed.error is not None
+    assert best.token_id == logits[2].argmax()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_ends_alone(bad):
     logits = logits_of(1, rows=2)

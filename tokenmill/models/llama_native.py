@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import addressof, byref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -42,6 +42,19 @@ def unsupported_reason(config: LlamaConfig) -> str | None:
     if config.hidden_size % _LANES or config.intermediate_size % _LANES:
         return f"hidden or intermediate size is not a multiple of {_LANES}"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _StepPlan:
+    """
+    slots    [T] int64, where each row's key and value go
+    units    [U, 4] int64 (`_units`)
+    tables   [B, n] int64, groups of 16 tokens in order
+    """
+
+    slots: np.ndarray
+    units: np.ndarray
+    tables: np.ndarray
 
 
 class NativeLlama:
@@ -162,30 +175,24 @@ class NativeLlama:
         rows = batch.num_tokens
         self._reserve_scratch(rows)
         hidden = torch.empty(rows, self.config.hidden_size)
-        lanes = _lane_groups(batch.tables[_GROUP].block_ids, batch.block_size)
-        units = self._units(batch)
-        slots = batch.slot_mapping(_GROUP)
+        plan = self._step_plan(batch)
         step = StepStruct(
-            rows, len(units), lanes.shape[1], batch.token_ids.data_ptr(), batch.positions.data_ptr(), slots.data_ptr(),
-            units.ctypes.data, lanes.data_ptr(), hidden.data_ptr(),
+            rows, len(plan.units), plan.tables.shape[1], batch.token_ids.data_ptr(), batch.positions.data_ptr(),
+            plan.slots.ctypes.data, plan.units.ctypes.data, plan.tables.ctypes.data, hidden.data_ptr(),
         )  # fmt: skip
         self._library.llama_step(byref(self._model), byref(step))
         return hidden
 
-    def _units(self, batch: ForwardBatch) -> np.ndarray:
-        """[U, 4] int64: first row, number of rows, position of the first, sequence; rows of a unit share keys."""
-        per_unit = max(1, _UNIT_QUERIES // self._model.heads_per_unit)
-        ends = np.array(batch.cu_seqlens)
+    def _step_plan(self, batch: ForwardBatch) -> _StepPlan:
+        """In numpy: a torch call costs several times as much on arrays of this size."""
+        table = batch.tables[_GROUP].block_ids.numpy()
+        ends, context = np.array(batch.cu_seqlens), np.array(batch.context_lens)
         lens = ends[1:] - ends[:-1]
-        counts = -(-lens // per_unit)
-        sequence = np.repeat(np.arange(batch.num_seqs), counts)
-        offset = (np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)) * per_unit
-        units = np.empty((len(sequence), 4), dtype=np.int64)
-        units[:, 0] = ends[sequence] + offset
-        units[:, 1] = np.minimum(per_unit, lens[sequence] - offset)
-        units[:, 2] = np.array(batch.context_lens)[sequence] + offset
-        units[:, 3] = sequence
-        return units
+        positions, sequence = batch.positions.numpy(), np.repeat(np.arange(batch.num_seqs), lens)
+        slots = table[sequence, positions // batch.block_size] * batch.block_size + positions % batch.block_size
+        per_unit = max(1, _UNIT_QUERIES // self._model.heads_per_unit)
+        units = _units(ends[:-1], lens, context, per_unit)
+        return _StepPlan(slots, units, _lane_groups(table, batch.block_size))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         hidden = hidden.contiguous()
@@ -215,9 +222,25 @@ def _native(linear: object) -> NativeLinear:
     return linear
 
 
-def _lane_groups(block_ids: Tensor, block_size: int) -> Tensor:
+def _units(starts: np.ndarray, lens: np.ndarray, context: np.ndarray, per_unit: int) -> np.ndarray:
+    """[U, 4] int64: first row, number of rows, position of the first, sequence; rows of a unit share keys.
+
+    starts, lens, context   [B]: first row, rows, tokens before them
+    """
+    counts = -(-lens // per_unit)
+    sequence = np.repeat(np.arange(len(lens)), counts)
+    offset = (np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)) * per_unit
+    units = np.empty((len(sequence), 4), dtype=np.int64)
+    units[:, 0] = starts[sequence] + offset
+    units[:, 1] = np.minimum(per_unit, lens[sequence] - offset)
+    units[:, 2] = context[sequence] + offset
+    units[:, 3] = sequence
+    return units
+
+
+def _lane_groups(block_ids: np.ndarray, block_size: int) -> np.ndarray:
     """[B, n] block ids -> [B, n * block/16] ids of groups of 16 tokens."""
     per_block = block_size // _LANES
     if per_block == 1:
         return block_ids
-    return (block_ids[:, :, None] * per_block + torch.arange(per_block)).flatten(1).contiguous()
+    return np.ascontiguousarray((block_ids[:, :, None] * per_block + np.arange(per_block)).reshape(len(block_ids), -1))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenmill.kernels.native.arena import ARENA
 from tokenmill.kernels.native.library import FORMATS, Library, PackFp4Struct, PackStruct
 
 _PANEL = 32  # output columns
@@ -72,7 +73,7 @@ def pack_fp4(library: Library, codes: Tensor, scales: Tensor, format: str, tenso
 def _empty(format: str, n: int, k: int, scale: Tensor | None) -> PackedWeight:
     columns, inputs = _padded(n), _padded(k)
     num_bytes = columns // _PANEL * (inputs // _GROUP) * _GROUP_BYTES[format]
-    return PackedWeight(format, torch.empty(num_bytes, dtype=torch.uint8), scale, columns, inputs)
+    return PackedWeight(format, ARENA.take(num_bytes), scale, columns, inputs)
 
 
 def _padded(n: int) -> int:

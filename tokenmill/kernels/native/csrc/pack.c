@@ -9,14 +9,14 @@ typedef struct {
     float *scale;                /* [padded N], written for int8 */
 } tm_pack_job;
 
-static float source_value(const tm_pack_job *j, int64_t row, int64_t i) {
-    if (row >= j->n || i >= j->k) return 0.0f;
-    const int64_t at = row * j->k + i;
-    return j->is_fp32 ? ((const float *)j->source)[at] : bf16_to_f32(((const bf16 *)j->source)[at]);
-}
-
+/* 32 inputs of a row as floats; zero outside of the matrix. */
 static void source_group(const tm_pack_job *j, int64_t row, int64_t first, float v[GROUP]) {
-    for (int i = 0; i < GROUP; i++) v[i] = source_value(j, row, first + i);
+    const int64_t left = row < j->n ? j->k - first : 0, n = left < 0 ? 0 : left < GROUP ? left : GROUP;
+    const int64_t at = row * j->k + first;
+    for (int64_t i = n; i < GROUP; i++) v[i] = 0.0f;
+    if (j->is_fp32) memcpy(v, (const float *)j->source + at, n * sizeof(float));
+    else
+        for (int64_t i = 0; i < n; i++) v[i] = bf16_to_f32(((const bf16 *)j->source)[at + i]);
 }
 
 /* Four-bit codes of 32 inputs of one column; the value at `lane` of its panel's group. */
@@ -46,13 +46,15 @@ static float int4_group(const float v[GROUP], uint8_t codes[GROUP]) {
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
         const float d = half_to_f32(f32_to_half(top / steps[s])), inverse = d != 0.0f ? 1.0f / d : 0.0f;
         uint8_t q[GROUP];
-        float error = 0.0f;
-        for (int i = 0; i < GROUP; i++) {
-            float r = rintf(v[i] * inverse);
-            r = r < -8.0f ? -8.0f : r > 7.0f ? 7.0f : r;
-            q[i] = (uint8_t)(int)(r + 8.0f);
-            error += (v[i] - r * d) * (v[i] - r * d);
-        }
+        float lane[TILE] = {0}, error = 0.0f; /* squared errors in 16 lanes, which instructions can hold */
+        for (int i = 0; i < GROUP; i += TILE)
+            for (int l = 0; l < TILE; l++) {
+                float r = rintf(v[i + l] * inverse);
+                r = r < -8.0f ? -8.0f : r > 7.0f ? 7.0f : r;
+                q[i + l] = (uint8_t)(int)(r + 8.0f);
+                lane[l] += (v[i + l] - r * d) * (v[i + l] - r * d);
+            }
+        for (int l = 0; l < TILE; l++) error += lane[l];
         if (error < best) {
             best = error;
             scale = d;
@@ -75,10 +77,13 @@ static void pack_int4(const tm_pack_job *j, int64_t row, int64_t first, int colu
 static void pack_int8(const tm_pack_job *j, int64_t row, int64_t first, int column, char *group) {
     const float scale = row < j->n ? j->scale[row] : 0.0f;
     uint8_t *out = (uint8_t *)group + column / TILE * 64 + column % TILE * 4;
+    uint8_t q[GROUP];
     float v[GROUP];
     source_group(j, row, first, v);
-    for (int i = 0; i < GROUP; i++)
-        out[i / 4 * 128 + i % 4] = (uint8_t)(128 + (scale > 0.0f ? (int)rintf(v[i] / scale) : 0));
+    if (scale > 0.0f)
+        for (int i = 0; i < GROUP; i++) q[i] = (uint8_t)(128 + (int)rintf(v[i] / scale));
+    else memset(q, 128, GROUP);
+    for (int i = 0; i < GROUP; i += 4) memcpy(out + i * 32, q + i, 4);
 }
 
 static void pack_bf16(const tm_pack_job *j, int64_t row, int64_t first, int column, char *group) {
@@ -95,8 +100,12 @@ static void pack_panels(void *arg, int64_t begin, int64_t end) {
         for (int column = 0; column < PANEL; column++) {
             const int64_t row = panel * PANEL + column;
             if (j->format == W_INT8) {
-                float top = 0.0f;
-                for (int64_t i = 0; i < j->k; i++) top = fmaxf(top, fabsf(source_value(j, row, i)));
+                float top = 0.0f, v[GROUP];
+                for (int64_t g = 0; g < groups; g++) {
+                    source_group(j, row, g * GROUP, v);
+                    const float size = largest_size(v, GROUP);
+                    top = size > top ? size : top;
+                }
                 j->scale[row] = top / 127.0f;
             }
             for (int64_t g = 0; g < groups; g++) {
