@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tokenmill.core.cache_groups import CacheGroup
 from tokenmill.engine.speculative.base import DraftWish, ObservedStep, Proposal, Proposer
+from tokenmill.engine.speculative.config import DEFAULT_DRAFTS
 from tokenmill.models.base import Caches
 
 #: Weight of the newest verification in a request's mean of drafts that stayed.
@@ -23,6 +25,7 @@ class ChainProposer:
 
     def __init__(self, ngram: Proposer, drafter: Proposer) -> None:
         self._ngram, self._drafter = ngram, drafter
+        self._most_drafted = DEFAULT_DRAFTS.get(drafter.name)  # n-grams cost nothing to guess longer
         self.features = drafter.features
         self._kept: dict[str, dict[str, float]] = {}
         self._used: dict[str, str] = {}
@@ -40,12 +43,17 @@ class ChainProposer:
         proposals = self._ngram.propose(wishes)
         others = [i for i, wish in enumerate(wishes) if not self._prefers_ngram(wish.request_id, proposals[i])]
         if others:
-            drafted = self._drafter.propose([wishes[i] for i in others])
+            drafted = self._drafter.propose([self._limited(wishes[i]) for i in others])
             for i, proposal in zip(others, drafted, strict=True):
                 if proposal.token_ids:
                     proposals[i] = proposal
                     self._used[wishes[i].request_id] = self._drafter.name
         return proposals
+
+    def _limited(self, wish: DraftWish) -> DraftWish:
+        if self._most_drafted is None or wish.num_drafts <= self._most_drafted:
+            return wish
+        return replace(wish, num_drafts=self._most_drafted)
 
     def _prefers_ngram(self, request_id: str, proposal: Proposal) -> bool:
         self._used[request_id] = self._ngram.name

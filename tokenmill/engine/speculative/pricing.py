@@ -6,6 +6,9 @@ whole batch, while
     (sequences + sum of s) / (T + D)
 rises (adaptive verification, vLLM, July 2026). A device costs the same every second, so tokens per second is tokens
 per dollar. Every so often a step tries the other choice, so that what is not chosen stays known.
+
+Estimates can be wrong together, and keeping a proposer's caches costs in steps without drafts as well: what came of it
+all is compared with plain steps, by batch size, and where it was less the proposer sleeps (results.py).
 """
 
 from __future__ import annotations
@@ -16,16 +19,17 @@ from dataclasses import dataclass
 from tokenmill.engine.speculative.acceptance import Acceptance
 from tokenmill.engine.speculative.cost_table import CostTable
 from tokenmill.engine.speculative.depth import Candidate, StepCost
+from tokenmill.engine.speculative.results import Results
 
 #: Drafting has to promise so much before it is begun: estimates are not exact, and plain steps are certain.
 _LEAST_GAIN = 1.03
 #: One step in so many tries the choice that is not the best; more often while that was measured but a few times.
-_PROBE_EVERY, _PROBE_EVERY_NEW = 64, 8
+_PROBE_EVERY, _PROBE_EVERY_CLOSE, _PROBE_EVERY_NEW = 64, 16, 8
 _FEW = 3
 #: After so many plain steps in a row the proposer need not keep its caches up to date.
 _DORMANT_AFTER = 32
 #: A dormant proposer is woken for a while once in so many steps, to see whether the world has changed.
-_WAKE_EVERY, _WAKE_FOR = 1024, 48
+_WAKE_EVERY, _WAKE_FOR = 1024, 32
 #: While dormant the price is looked at once in so many steps, and whenever the batch gets smaller.
 _LOOK_EVERY = 16
 
@@ -52,19 +56,25 @@ class PricedDepth:
         self._verify = CostTable()
         self._draft: dict[int, CostTable] = {}  # by depth: sequences drafted for -> seconds
         self._keep = CostTable()  # sequences -> seconds to keep caches, without drafting
+        self._results = Results()
         self._num_plans = 0
         self._num_plain = 0
+        self._num_kept = 0  # drafts that stayed in the step whose cost is recorded next
+        self._is_losing = False
         self._num_judged = 0  # sequences when it was last priced
 
     # -- what was learnt --
 
     def record(self, request_id: str, num_drafted: int, num_accepted: int) -> None:
+        self._num_kept += num_accepted
         if num_drafted:
             self._acceptance.record(request_id, num_drafted, num_accepted)
 
     def record_step(self, cost: StepCost) -> None:
+        num_kept, self._num_kept = self._num_kept, 0
         if not cost.num_decoding:
             return
+        self._results.record(cost, num_kept)
         self._verify.record(cost.num_rows, cost.verify_s)
         if cost.num_other_rows == 0 and cost.is_kept:
             table = self._draft.setdefault(cost.depth, CostTable()) if cost.depth else self._keep
@@ -77,12 +87,18 @@ class PricedDepth:
 
     @property
     def is_dormant(self) -> bool:
-        return self._num_plain >= _DORMANT_AFTER and self._num_plans % _WAKE_EVERY >= _WAKE_FOR
+        is_idle = self._is_losing or self._num_plain >= _DORMANT_AFTER
+        return is_idle and self._num_plans % _WAKE_EVERY >= _WAKE_FOR
 
     def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
         if not candidates:
             return []
         self._num_plans += 1
+        if self._num_plans % _WAKE_EVERY == 0:
+            self._results.forget_drafting()
+        self._is_losing = self._results.is_losing(len(candidates))
+        if self._is_losing and self.is_dormant:
+            return [0] * len(candidates)
         if self.is_dormant and len(candidates) >= self._num_judged and self._num_plans % _LOOK_EVERY:
             self._num_plain += 1
             return [0] * len(candidates)
@@ -93,6 +109,8 @@ class PricedDepth:
         other = plain if is_better else best
         is_new = self._verify.num_seen(num_other_rows + len(candidates) + sum(other.drafts)) < _FEW
         every = _PROBE_EVERY_NEW if is_new and num_other_rows == 0 else _PROBE_EVERY
+        if is_better and self._results.is_close(len(candidates)):
+            every = min(every, _PROBE_EVERY_CLOSE)
         is_probe = self._num_plans % every == 0 and not self.is_dormant
         return best.drafts if is_better != is_probe else plain.drafts
 
