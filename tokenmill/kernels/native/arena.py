@@ -40,7 +40,7 @@ class Arena:
 
     def _open(self, num_bytes: int) -> None:
         size = max(self._slab_bytes, num_bytes + -num_bytes % _HUGE)
-        self._slab = mmap.mmap(-1, size + _HUGE)
+        self._slab = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared: never huge
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._slab.madvise(mmap.MADV_HUGEPAGE)
         self._at = -torch.frombuffer(self._slab, dtype=torch.uint8, count=1).data_ptr() % _HUGE
