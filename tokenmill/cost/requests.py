@@ -113,10 +113,12 @@ class RequestBook:
             cell.tally(Line.OVERRUN).charge(ticks, units, measured_nj)
             return late.payer or owner
         entry = self._open.get(delta.request_id) or self._add(delta.request_id, Entry(Owner(model)))
-        cell = self._cell(entry.owner)
+        # Time belongs to the model whose worker spent it, whatever the request was begun for.
+        owner = entry.owner if entry.owner.model == model else entry.owner._replace(model=model)
+        cell = self._cell(owner)
         self._charge(entry, cell, delta, ticks, units, measured_nj)
         self._count(entry, cell, delta)
-        return entry.payer or entry.owner
+        return entry.payer or owner
 
     def finish(self, request_id: str, *, is_complete: bool) -> RequestCost:
         entry = self._close(request_id)
