@@ -34,16 +34,16 @@ class Domain:
 
 
 DOMAINS = (
-    Domain("code", 0.56, None),
+    Domain("code", 0.46, None),
     Domain("manual", 0.02, None),
     Domain("stories", 0.05, story),
     Domain("sums", 0.01, sums),
     Domain("records", 0.02, records),
     Domain("chat", 0.06, chat, is_chat=True),
-    Domain("tools", 0.10, tool_chat, is_chat=True),
+    Domain("tools", 0.22, tool_chat, is_chat=True),
     Domain("agents", 0.07, transcript, is_chat=True),
-    Domain("copies", 0.05, copy_task),
-    Domain("repeats", 0.06, repeats),
+    Domain("copies", 0.04, copy_task),
+    Domain("repeats", 0.05, repeats),
 )
 
 
