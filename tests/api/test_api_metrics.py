@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from msgspec.structs import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.fakes import RATE, FakeDispatcher, card, ids

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from tokenmill.core import wire
+from tokenmill.core.cache_groups import CacheGroup, GroupKind
+from tokenmill.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KVEvents, KVFormat, KVSnapshot
 from tokenmill.core.model_card import ModelCard
 from tokenmill.core.request import FinishReason, Request, SamplingParams, TokenDelta
 
@@ -23,6 +25,7 @@ CARD = ModelCard(
     tokenizer_path="/models/m",
     eos_token_ids=(2, 3),
 )
+GROUPS = [CacheGroup("full", GroupKind.FULL, 64), CacheGroup("window", GroupKind.SLIDING_WINDOW, 64, window_tokens=128)]
 DELTAS = (
     TokenDelta(request_id="a", token_ids=(1, 2), num_cached_tokens=16, seconds=0.25),
     TokenDelta(request_id="b", finish_reason=FinishReason.ERROR, error=("worker_lost", "gone")),
@@ -31,7 +34,7 @@ STATS = wire.WorkerStats(num_running=2, num_waiting=1, kv_usage=0.5, prompt_toke
 REQUEST = Request(request_id="a", model="m", prompt_token_ids=[1, 2, 3], sampling=SamplingParams(seed=1))
 
 EXAMPLES: dict[Any, list[Any]] = {
-    wire.ToWorker: [wire.Generate(REQUEST), wire.Abort("a"), wire.Drain(), wire.Introduce()],
+    wire.ToWorker: [wire.Generate(REQUEST), wire.Abort("a"), wire.Drain(), wire.Introduce(), wire.ReportCache()],
     wire.ToSupervisor: [wire.Unresponsive(worker_id="w", incarnation=1, reason="silent for 30 s")],
     wire.ToFrontend: [
         wire.Hello(worker_id="w", incarnation=0, pid=7, started_s=1.5, card=CARD),
@@ -50,6 +53,13 @@ EXAMPLES: dict[Any, list[Any]] = {
         ),
         wire.Goodbye(worker_id="w", incarnation=0),
         wire.WorkerExited(worker_id="w", incarnation=0, exit_code=-9, at_s=4.0, will_restart=True),
+        KVEvents(
+            worker_id="w",
+            incarnation=0,
+            number=2,
+            changes=(BlocksStored(0, [b"a" * 16]), BlocksRemoved(1, [b"b" * 16]), CacheCleared()),
+        ),
+        KVSnapshot(worker_id="w", incarnation=0, number=2, format=KVFormat.of(CARD, GROUPS), hashes=([b"a" * 16], [])),
     ],
 }
 DECODE = {

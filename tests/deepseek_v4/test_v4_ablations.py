@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,9 +122,15 @@ def _no_hca_position(patch: Patch) -> None:
     patch.setattr(compressed, "turn", lambda x, rotation: x)
 
 
+def _with_ops(patch: Patch, **ops: Any) -> None:
+    """Blocks built from now on have other ops."""
+    assert block.Block.__init__.__defaults__ == (block.REFERENCE_OPS,)
+    patch.setattr(block.Block.__init__, "__defaults__", (replace(block.REFERENCE_OPS, **ops),))
+
+
 def _comb_transposed(patch: Patch) -> None:
-    post = block.mhc_post
-    patch.setattr(block, "mhc_post", lambda streams, y, p, comb: post(streams, y, p, comb.transpose(1, 2)))
+    post = block.REFERENCE_OPS.mhc_post
+    _with_ops(patch, mhc_post=lambda streams, y, p, comb: post(streams, y, p, comb.transpose(1, 2)))
 
 
 def _no_q_norm(patch: Patch) -> None:
@@ -132,7 +139,7 @@ def _no_q_norm(patch: Patch) -> None:
 
 
 def _routed_clamp_off(patch: Patch) -> None:
-    patch.setattr(block, "experts", lambda x, r, w13, w2, limit: moe.experts(x, r, w13, w2, 1e9))
+    _with_ops(patch, experts=lambda x, r, w13, w2, limit: moe.experts(x, r, w13, w2, 1e9))
 
 
 #: In the code.
@@ -176,9 +183,8 @@ def test_settings_matter(what: str) -> None:
 
 @pytest.mark.parametrize("what", CODE)
 def test_arithmetic_matters(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build("tiny-pro")
     CODE[what](monkeypatch)
-    assert movement("tiny-pro", model) > 0.02
+    assert movement("tiny-pro", build("tiny-pro")) > 0.02
 
 
 def test_sliding_layers_have_their_own_rope() -> None:

@@ -264,7 +264,7 @@ def describe(
 
 
 def _ops_per_layer(config: DeepseekV4Config) -> float:
-    """As in DeepSeek V3 (24), the output in two products (1), hyper-connections twice (projection, Sinkhorn, pre, post),
+    """As in DeepSeek V3 (24), the output in two products (1), hyper-connections twice (project, Sinkhorn, pre, post),
     a compressor (projection, pooling, norm with write), and in CSA layers an indexer with one of its own (8).
     """
     compressed = sum(1 for ratio in config.compress_ratios if ratio) / config.num_hidden_layers
