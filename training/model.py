@@ -29,9 +29,10 @@ def read_config(path: Path = CONFIG_PATH) -> dict[str, Any]:
 
 
 def fresh(config: DeepseekV4Config, seed: int) -> Weights:
-    """Everything drawn from one generator. Layers that write to the streams begin at zero."""
-    weights = allocate(config, torch.float32, num_mtp=config.num_nextn_predict_layers)
-    generator = torch.Generator().manual_seed(seed)
+    """Everything drawn from one generator, on the default device. Layers that write to the streams begin at zero."""
+    device = torch.get_default_device()
+    weights = allocate(config, torch.float32, num_mtp=config.num_nextn_predict_layers, device=device)
+    generator = torch.Generator(device).manual_seed(seed)
     for name, tensor in destinations(config, weights).items():
         _initialise(name, tensor, config, generator)
     return weights
@@ -95,10 +96,11 @@ def _stored(name: str, tensor: Tensor) -> Tensor:
 
 
 def load(folder: Path) -> tuple[dict[str, Any], Weights]:
-    """What `export` wrote, in float32."""
+    """What `export` wrote, in float32 on the default device."""
     config = read_config(folder / "config.json")
     parsed = DeepseekV4Config.from_dict(config)
-    weights = allocate(parsed, torch.float32, num_mtp=parsed.num_nextn_predict_layers)
+    device = torch.get_default_device()
+    weights = allocate(parsed, torch.float32, num_mtp=parsed.num_nextn_predict_layers, device=device)
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in destinations(parsed, weights).items():
         tensor.copy_(tensors[name])

@@ -78,6 +78,7 @@ _MATRICES = ("wq_a", "wq_b", "wkv", "wgate", "wo_a", "wo_b", "w1", "w2", "w3", "
 class Trainer:
     def __init__(self, run: Run, config: dict[str, Any], rank: int, num_ranks: int) -> None:
         self.run, self.rank, self.num_ranks = run, rank, num_ranks
+        self.device = torch.get_default_device()
         self.config_dict, self.config = config, DeepseekV4Config.from_dict(config)
         self.weights = model.fresh(self.config, run.seed) if run.initial is None else model.load(run.initial)[1]
         self.corpus = Corpus(run.corpus, run.seed)
@@ -90,7 +91,7 @@ class Trainer:
     def read_steps(self) -> None:
         """The number in the file `steps`, where there is one, is the run's length from now on: so a run that turns out
         slower or quicker than was thought still cools down before it ends."""
-        steps = torch.tensor([self.run.steps])
+        steps = torch.tensor([self.run.steps], device="cpu")
         path = self.run.out / "steps"
         if self.rank == 0 and path.exists():
             steps[0] = int(path.read_text("utf-8"))
@@ -103,8 +104,8 @@ class Trainer:
     def step(self) -> dict[str, float]:
         run, phase = self.run, self.run.phase(self.number)
         self.model.is_sparse = self.number >= run.sparse_from * run.steps
-        batch = self.corpus.batch(self.number, phase, self.rank, self.num_ranks)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.bf16):
+        batch = self.corpus.batch(self.number, phase, self.rank, self.num_ranks).to(self.device)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=run.bf16):
             losses = self._losses(batch)
         loss = losses["loss"] + run.mtp_weight * losses["mtp"] + run.index_weight * losses["index"]
         for p in self.parameters:
@@ -165,7 +166,7 @@ class Trainer:
         for domain in DOMAINS:
             tokens = held_out(self.run.corpus, domain.name)
             count = min(num_rows, (len(tokens) - 2) // length)
-            rows = torch.stack([tokens[i * length : (i + 1) * length + 2] for i in range(count)])
+            rows = torch.stack([tokens[i * length : (i + 1) * length + 2] for i in range(count)]).to(self.device)
             streams = self.model.streams(rows[:, :-2])
             logits = self.model.logits(streams)
             loss = F.cross_entropy(logits, rows[:, 1:-1].flatten())
@@ -194,7 +195,7 @@ class Trainer:
         path = self.run.out / "state.pt"
         if not path.exists():
             return
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location=self.device)
         self.number = state["number"]
         for p in self.parameters:
             p.value.data.copy_(state["values"][p.name])
@@ -310,11 +311,17 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--cooldown", type=float, default=0.4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where there is one")
+    parser.add_argument("--processes", type=int, help="on CPU; default 2. A GPU has one")
     args = vars(parser.parse_args())
-    num_ranks, config = args.pop("processes"), model.read_config(args.pop("config"))
+    device = args.pop("device") or ("cuda" if torch.cuda.is_available() else "cpu")
+    processes, config = args.pop("processes"), model.read_config(args.pop("config"))
+    if device == "cuda" and processes not in (None, 1):
+        parser.error(f"--processes {processes} is for CPU: a GPU is trained on by one process")
+    num_ranks = 1 if device == "cuda" else processes or 2
     run = Run(**args)
     if num_ranks == 1:
+        torch.set_default_device(device)
         _process(0, run, config, 1, "")
     else:
         run.out.mkdir(parents=True, exist_ok=True)
