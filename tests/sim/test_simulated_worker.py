@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import tokenmill
 from tokenmill.core.errors import SetupError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.cost.steptime.load import step_time_for
@@ -15,6 +17,7 @@ from tokenmill.operations.worker.arguments import SimulatedConfig, WorkerArgs, p
 from tokenmill.operations.worker.main import build_engine
 from tokenmill.operations.worker.main import step_time_of as step_time
 from tokenmill.recipes.load import load_deployment
+from tokenmill.text.tokenizer import Tokenizer
 
 FLASH = SimulatedConfig(hardware="h200_sxm", layout="tp4", priced_as="deepseek-v4-flash", speed=2.0)
 
@@ -44,6 +47,14 @@ def test_it_answers_in_that_time() -> None:
         deltas += engine.step()
     assert [token for delta in deltas for token in delta.token_ids] == [3, 4, 5]
     assert sum(delta.seconds for delta in deltas) >= 0.06
+
+
+def test_it_takes_every_id_of_the_tokenizer_it_is_given() -> None:
+    folder = str(Path(tokenmill.__file__).parent / "models" / "v4_nano")
+    named = replace(args(fixed_s=0.0, per_token_s=0.0), model=folder)
+    assert build_engine(named).card.vocab_size == Tokenizer.load(folder).vocab_size > 256
+    assert build_engine(args(fixed_s=0.0, vocab_size=99)).card.vocab_size == 99
+    assert build_engine(args(fixed_s=0.0)).card.vocab_size == 256
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ class SimulatedConfig(FrozenConfig):
     hardware    key of the catalogue: steps take what a worker of `layout` there would take, at `precision`
     priced_as   name of the model in the price models; None: the model's own
     speed       2: twice as fast as modelled
+    vocab_size  None: the tokenizer's; without one, 256
     """
 
     hardware: str | None = None
@@ -34,7 +35,7 @@ class SimulatedConfig(FrozenConfig):
     speed: float = Field(default=1.0, gt=0)
     fixed_s: float = Field(default=2e-3, ge=0)
     per_token_s: float = Field(default=5e-5, ge=0)
-    vocab_size: int = Field(default=256, ge=1)
+    vocab_size: int | None = Field(default=None, ge=1)
     max_model_len: int = Field(default=4096, ge=2)
     kv_tokens: int = Field(default=65536, ge=1)
 

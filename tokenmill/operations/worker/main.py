@@ -100,7 +100,7 @@ def build_engine(args: WorkerArgs) -> EngineLike:
         return simulated_engine(
             args.engine_config,
             name=args.name,
-            vocab_size=simulated.vocab_size,
+            vocab_size=simulated.vocab_size or _tokenizer_size(args.model),
             max_model_len=simulated.max_model_len,
             kv_tokens=simulated.kv_tokens,
             step_time=step_time_of(args),
@@ -116,6 +116,13 @@ def build_engine(args: WorkerArgs) -> EngineLike:
         raise ResourceError(
             f"model {args.name!r} does not fit the memory of this machine: take a smaller one, or fewer workers"
         ) from error
+
+
+def _tokenizer_size(path: str) -> int:
+    """What a simulated worker counts up to: every id that a text may become."""
+    from tokenmill.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(path).vocab_size if path else 256
 
 
 def step_time_of(args: WorkerArgs) -> StepTime:
