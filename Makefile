@@ -49,7 +49,7 @@ check: .venv/.ok-test ## lint, format, types, layering
 	$(PYTEST) -q tests/test_architecture.py
 
 test-ci: .venv/.ok-test ## process tests, one after the other; a skipped back-end is a failure
-	TOKENMILL_NO_SKIP=1 $(PYTEST) -m ci
+	TOKENMILL_NO_SKIP=1 $(PYTEST) -m "ci and not slow"
 
 test-slow: .venv/.ok-test ## soaks and full grids (hours)
 	$(PYTEST) -m slow --timeout 3600

@@ -28,7 +28,9 @@ def test_interrupted_command_reports_its_part(tmp_path) -> None:
             "100000",
         ]
         command += ["--concurrency", "4", "--osl", "8", "--isl", "16", "--output", str(output), "--json"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        # A shell's background jobs ignore SIGINT, and so would all they start.
+        heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heeding) as process:
             requests = tmp_path / "r.run" / "requests.jsonl"
             deadline = time.monotonic() + 40
             while not (requests.exists() and requests.stat().st_size > 5000):

@@ -77,6 +77,7 @@ def test_bench_throughput_alone(run, model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.timeout(180)
 @pytest.mark.requires_transformers
 def test_bench_throughput_against_transformers(run, model: str) -> None:
     """Both run the same checkpoint: greedy float32 answers must be the same token for token."""

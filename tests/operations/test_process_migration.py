@@ -48,6 +48,9 @@ def kill_under_streams(fleet: Fleet, victim: str, after_s: float, turn: int = 0)
         assert answer.error is None, answer.error
         answer.assert_counts(20)
         assert (len(answer.ids), answer.finish) == (NUM_TOKENS, "length")
+    until = time.monotonic() + 10
+    while is_alive(pid) and time.monotonic() < until:  # killed, but its parent may not have looked yet
+        time.sleep(0.01)
     assert not is_alive(pid)
     return max(gaps)
 
