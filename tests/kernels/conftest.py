@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from tokenmill.kernels.native.build import build
+from tokenmill.kernels.native.library import Library
+
 
 @pytest.fixture
 def generator():
@@ -16,3 +19,12 @@ def num_threads(request):
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+def library_for(isa: str) -> Library:
+    """The C kernels compiled for `isa`, on two threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENMILL_CPU_ISA", isa)
+        library = Library(build())
+    library.start(2)
+    return library

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.kernels.conftest import library_for
 from tokenmill.core.errors import ConfigError
 from tokenmill.kernels.native import build as native_build
 from tokenmill.kernels.native.build import NativeUnavailableError, build
@@ -16,11 +17,7 @@ FORMATS = ("bf16", "int8", "int4")
 
 @pytest.fixture(scope="module", params=["native", "avx2", "generic"])
 def library(request):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TOKENMILL_CPU_ISA", request.param)
-        library = Library(build())
-    library.start(2)
-    return library
+    return library_for(request.param)
 
 
 def weight_of(n, k, seed=0):

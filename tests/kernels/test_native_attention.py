@@ -6,19 +6,15 @@ from ctypes import byref
 import pytest
 import torch
 
-from tokenmill.kernels.native.build import build
-from tokenmill.kernels.native.library import KV_FORMATS, AttentionStruct, Library, RopeStruct
+from tests.kernels.conftest import library_for
+from tokenmill.kernels.native.library import KV_FORMATS, AttentionStruct, RopeStruct
 
 LANES = 16
 
 
 @pytest.fixture(scope="module", params=["native", "generic"])
 def library(request):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TOKENMILL_CPU_ISA", request.param)
-        library = Library(build())
-    library.start(2)
-    return library
+    return library_for(request.param)
 
 
 class Case:

@@ -6,7 +6,6 @@ a first token is taken from single requests. Not responsible for: the fit (cost/
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -133,8 +132,3 @@ def _compare(real: dict[str, Any], twin: dict[str, Any], concurrency: int) -> di
         "ttft_off": off["ttft"],
         "is_ok": abs(off["tpot"]) <= TPOT_BOUND and abs(off["ttft"]) <= TTFT_BOUND,
     }
-
-
-def typical_off(result: dict[str, Any]) -> float:
-    """Median distance of the TPOT, for one line of summary."""
-    return statistics.median(abs(p["tpot_off"]) for told in result["models"].values() for p in told["points"])

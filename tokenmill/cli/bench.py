@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -20,7 +19,7 @@ from tokenmill.cli import (
     bench_speculation,
     bench_twin,
 )
-from tokenmill.cli.bench_options import JSON, OUTPUT, PRICE, WATTS, finish
+from tokenmill.cli.bench_options import JSON, OUTPUT, PRICE, WATTS, engine_settings, fetch, finish
 from tokenmill.cli.output import note
 
 #: command families, each in a module of its own
@@ -80,10 +79,10 @@ def throughput(
         against=against,
         price_per_hour=price_per_hour,
         watts=watts,
-        engine=_engine_settings(sets),
+        engine=engine_settings(sets),
     )
     bench.check()
-    _fetch(model)
+    fetch(model)
     finish(run_throughput_bench(bench, note), throughput_table, output, as_json=as_json)
 
 
@@ -113,7 +112,7 @@ def context(
     )
     bench.check()
     if model is not None:
-        _fetch(model)
+        fetch(model)
     finish(run_context_bench(bench, note), context_table, output, as_json=as_json)
 
 
@@ -126,25 +125,3 @@ def _tokens(text: str) -> int:
     if not digits.isdecimal():
         raise ConfigError(f"--contexts {text!r} is not a number of tokens: write e.g. 4k,64k,256k,1M or 5000")
     return int(digits) * factor
-
-
-def _engine_settings(sets: list[str]) -> dict[str, Any]:
-    """`name=value` of EngineConfig, with the units that serve understands."""
-    from tokenmill.core.errors import ConfigError
-    from tokenmill.recipes.settings import parse_text
-
-    settings: dict[str, Any] = {}
-    for text in sets:
-        name, separator, value = text.removeprefix("engine.").partition("=")
-        if not separator:
-            raise ConfigError(f"--set {text!r} is not name=value: write e.g. --set dtype=float32")
-        settings[name] = parse_text(f"engine.{name}", value)
-    return settings
-
-
-def _fetch(model: str) -> None:
-    from tokenmill.cli.output import download_progress
-    from tokenmill.models.store import resolve_model
-
-    with download_progress() as progress:
-        resolve_model(model, progress)

@@ -44,6 +44,29 @@ def fail_if_invalid(result: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
+def engine_settings(sets: list[str]) -> dict[str, Any]:
+    """`name=value` of EngineConfig, with the units that serve understands."""
+    from tokenmill.core.errors import ConfigError
+    from tokenmill.recipes.settings import parse_text
+
+    settings: dict[str, Any] = {}
+    for text in sets:
+        name, separator, value = text.removeprefix("engine.").partition("=")
+        if not separator:
+            raise ConfigError(f"--set {text!r} is not name=value: write e.g. --set dtype=float32")
+        settings[name] = parse_text(f"engine.{name}", value)
+    return settings
+
+
+def fetch(model: str) -> None:
+    """With a progress bar where it is not here yet."""
+    from tokenmill.cli.output import download_progress
+    from tokenmill.models.store import resolve_model
+
+    with download_progress() as progress:
+        resolve_model(model, progress)
+
+
 def numbers(text: str, option: str) -> list[int]:
     """`1,2,4`, or `1..64`: powers of two from the first to the last."""
     from tokenmill.core.errors import ConfigError

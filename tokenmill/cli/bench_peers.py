@@ -33,7 +33,7 @@ def peers(
     from tokenmill.bench.peers.places import default_peers_dir
     from tokenmill.bench.peers.run import PeersBench, parse_cases, run_peers_bench
     from tokenmill.bench.peers.workloads import parse_workloads
-    from tokenmill.cli.bench import _engine_settings, _fetch
+    from tokenmill.cli.bench_options import engine_settings, fetch
     from tokenmill.cli.peers_report import peers_table
 
     chosen = parse_cases(cases) if cases else ()
@@ -48,10 +48,10 @@ def peers(
         num_threads=num_threads,
         peers_dir=peers_dir or default_peers_dir(),
         is_quick=quick,
-        settings=_engine_settings(sets),
+        settings=engine_settings(sets),
     )
     bench.check()
-    _fetch(model)
+    fetch(model)
     finish(run_peers_bench(bench, note), peers_table, output, as_json=as_json)
 
 
@@ -66,10 +66,10 @@ def overhead(
 ) -> None:
     """CPU time of a decode step outside the model: planning, batch, update, frames, sampling."""
     from tokenmill.bench.overhead import OverheadBench, run_overhead_bench
-    from tokenmill.cli.bench import _engine_settings, _fetch
+    from tokenmill.cli.bench_options import engine_settings, fetch
     from tokenmill.cli.peers_report import overhead_table
 
-    bench = OverheadBench(model, concurrency, isl, num_steps, engine=_engine_settings(sets))
+    bench = OverheadBench(model, concurrency, isl, num_steps, engine=engine_settings(sets))
     bench.check()
-    _fetch(model)
+    fetch(model)
     finish(run_overhead_bench(bench, note), overhead_table, output, as_json=as_json)

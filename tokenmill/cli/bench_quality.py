@@ -27,11 +27,11 @@ def quality(
 ) -> None:
     """How good the answers are: perplexity per domain, MTP acceptance, tool calls, copying over a distance."""
     from tokenmill.bench.quality import QualityBench, run_quality_bench
-    from tokenmill.cli.bench import _engine_settings
+    from tokenmill.cli.bench_options import engine_settings
 
     bench = QualityBench(
         model=model,
-        engine=_engine_settings(sets),
+        engine=engine_settings(sets),
         num_drafts=() if num_drafts == "none" else tuple(numbers(num_drafts, "--num-drafts")),
         distances=tuple(numbers(distances, "--distances")),
         osl=osl,

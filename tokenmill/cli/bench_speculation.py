@@ -35,7 +35,7 @@ def speculation(
 ) -> None:
     """Tokens per second per user and dollars per million tokens with and without drafting."""
     from tokenmill.bench.speculation import SpeculationBench, run_speculation_bench
-    from tokenmill.cli.bench import _engine_settings, _fetch
+    from tokenmill.cli.bench_options import engine_settings, fetch
 
     bench = SpeculationBench(
         model=model,
@@ -49,10 +49,10 @@ def speculation(
         repeats=repeats,
         price_per_hour=price_per_hour,
         watts=watts,
-        engine=_engine_settings(sets),
+        engine=engine_settings(sets),
     )
     bench.check()
-    _fetch(model)
+    fetch(model)
     finish(run_speculation_bench(bench, note), speculation_table, output, as_json=as_json)
 
 

@@ -28,7 +28,7 @@ def twin(
 ) -> None:
     """A real server and its twin at several loads: TPOT within 15 %, TTFT within 25 %. Exit code 1 if not."""
     from tokenmill.bench.twin import TwinBench, run_twin_bench
-    from tokenmill.cli.bench import _engine_settings
+    from tokenmill.cli.bench_options import engine_settings
 
     bench = TwinBench(
         models=tuple(models.split(",")),
@@ -37,7 +37,7 @@ def twin(
         osl=osl,
         per_user=per_user,
         seed=seed,
-        engine=_engine_settings(sets),
+        engine=engine_settings(sets),
     )
     result = run_twin_bench(bench, note)
     finish(result, _table, output, as_json=as_json)

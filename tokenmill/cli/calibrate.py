@@ -35,12 +35,12 @@ def calibrate(
         _from_points(curve, points, output, as_json=as_json)
         return
     from tokenmill.bench.calibrate import CalibrateBench, run_calibration
-    from tokenmill.cli.bench import _engine_settings
+    from tokenmill.cli.bench_options import engine_settings
     from tokenmill.cli.output import download_progress
     from tokenmill.cost.steptime.calibration import write_calibration
     from tokenmill.models import store
 
-    bench = CalibrateBench(model, name, num_steps, repeats, seed, served, _engine_settings(sets))
+    bench = CalibrateBench(model, name, num_steps, repeats, seed, served, engine_settings(sets))
     bench.check()
     with download_progress() as progress:
         store.resolve_model(model, progress)

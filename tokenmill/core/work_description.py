@@ -70,10 +70,6 @@ class WorkDescription:
     max_model_len: int = 131072
 
     @property
-    def routed_params(self) -> float:
-        return self.num_moe_layers * self.num_experts * self.expert_params
-
-    @property
     def active_expert_params(self) -> float:
         return self.num_moe_layers * self.experts_per_token * self.expert_params
 

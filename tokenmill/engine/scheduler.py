@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tokenmill.core.kv_hashes import BlockHasher
 from tokenmill.core.request import FinishReason
 from tokenmill.core.scheduling import SchedulerLimits
-from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
+from tokenmill.core.step import BlockTable, SequencePlan, SequenceResult, StepPlan, StepResult
 from tokenmill.engine.kvcache.manager import KVCacheManager, PrefixHit
 from tokenmill.engine.sequence import Sequence
 from tokenmill.engine.speculative.counters import DraftCounters
@@ -291,10 +291,13 @@ class Scheduler:
             num_computed_tokens=sequence.num_computed_tokens,
             num_scheduled_tokens=num_tokens + num_drafts,
             is_sampling=num_tokens == sequence.num_uncomputed_tokens,
-            block_tables=self.kv.block_tables(sequence.request_id),
+            block_tables=self._block_tables(sequence.request_id),
             num_draft_tokens=num_drafts,
             num_protected_tokens=sequence.num_protected_tokens,
         )
+
+    def _block_tables(self, request_id: str) -> dict[str, BlockTable]:
+        return self.kv.block_tables(request_id)
 
     # -- update --
 

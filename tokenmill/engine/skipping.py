@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from tokenmill.core.scheduling import SchedulerLimits
-from tokenmill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
+from tokenmill.core.step import BlockTable, SequencePlan, SequenceResult, StepPlan, StepResult
 from tokenmill.engine.kvcache.manager import KVCacheManager, PrefixHit
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.sequence import Sequence
@@ -302,17 +302,9 @@ class SkippingScheduler(Scheduler):
         self._orders[sequence.request_id] = self._num_begun
         self._num_begun += 1
 
-    def _plan(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> SequencePlan:
-        """Without block tables: nobody reads or writes rows."""
-        return SequencePlan(
-            request_id=sequence.request_id,
-            num_computed_tokens=sequence.num_computed_tokens,
-            num_scheduled_tokens=num_tokens + num_drafts,
-            is_sampling=num_tokens == sequence.num_uncomputed_tokens,
-            block_tables={},
-            num_draft_tokens=num_drafts,
-            num_protected_tokens=sequence.num_protected_tokens,
-        )
+    def _block_tables(self, request_id: str) -> dict[str, BlockTable]:
+        """None: nobody reads or writes rows."""
+        return {}
 
     def _preempt(self, sequence: Sequence) -> None:
         super()._preempt(sequence)

@@ -62,9 +62,3 @@ class ForwardBatch:
         """[T] int64: which sequence each row belongs to."""
         lens = torch.tensor([self.query_len(b) for b in range(self.num_seqs)])
         return torch.repeat_interleave(torch.arange(self.num_seqs), lens)
-
-    def slot_mapping(self, group: str) -> Tensor:
-        """[T] int64: physical slot (block_id * block_size + offset) of each row in `group`."""
-        table, seq = self.tables[group], self.sequence_ids()
-        logical = torch.div(self.positions, self.block_size, rounding_mode="floor") - table.first_block[seq]
-        return table.block_ids[seq, logical] * self.block_size + self.positions % self.block_size

@@ -21,8 +21,9 @@ def curve_page(
 
 
 def page(name: str, title: str, data: Mapping[str, Any]) -> str:
-    """The page `name`.html of the assets with the plot library, its own script and `data` written into it."""
+    """`name`.html of the assets in its frame, with the plot library, its own script and `data` written into it."""
     parts = {
+        "BODY": read_asset(f"{name}.html"),
         "TITLE": html.escape(title),
         "PLOT_CSS": read_asset("uplot/uPlot.min.css"),
         "PAGE_CSS": read_asset("report.css"),
@@ -31,9 +32,9 @@ def page(name: str, title: str, data: Mapping[str, Any]) -> str:
         "PAGE_JS": read_asset(f"{name}.js"),
         "DATA": json.dumps(data).replace("</", "<\\/"),
     }
-    text = read_asset(f"{name}.html")
+    text = read_asset("frame.html")
     for key, value in parts.items():
         marker = f"%%{key}%%"
-        assert text.count(marker) >= 1, f"{name}.html has no {marker}"
+        assert text.count(marker) >= 1, f"frame.html has no {marker}"
         text = text.replace(marker, value)
     return text

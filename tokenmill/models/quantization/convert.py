@@ -58,10 +58,7 @@ def check_plain_source(checkpoint: Checkpoint) -> None:
         odd = next((n for n in checkpoint.shapes() if n.endswith((".weight_scale", ".weight_packed", ".scale"))), None)
         method = odd and f"unnamed: it holds {odd}"
     if method is not None:
-        raise CheckpointError(
-            f"{checkpoint.path} is quantised already ({method}): give the unquantised model; possible without loss are "
-            "V4's FP4 experts to nvfp4 or fp8_block with --experts-only"
-        )
+        raise CheckpointError(f"{checkpoint.path} is quantised already ({method}): give the unquantised model")
 
 
 def quantize_checkpoint(source: Checkpoint, dest: Path, settings: Settings, tell: Tell) -> dict[str, Any]:
